@@ -14,6 +14,7 @@ mod bench;
 mod compare;
 mod context;
 mod device;
+mod embed;
 mod external;
 mod models;
 mod profile;
@@ -32,6 +33,7 @@ pub use context::{AnswerContextArgs, CacheArgs, ContextArgs, ContextPolicyArg, K
 pub use device::{
     Device, DeviceArgs, GpuArgs, GpuCheckArg, IsaArg, OffloadArgs, OnArgs, with_long_names,
 };
+pub use embed::{BatchArgs, EmbedArgs, RerankArgs};
 pub use external::ExternalArgs;
 #[cfg(feature = "pull")]
 pub use models::PullArgs;
@@ -68,6 +70,12 @@ pub enum Command {
     /// Chat with a model
     #[command(after_help = help::CHAT)]
     Chat(ChatArgs),
+    /// Compute embeddings of texts
+    #[command(after_help = help::EMBED)]
+    Embed(EmbedArgs),
+    /// Sort documents by how well they answer a query
+    #[command(after_help = help::RERANK)]
+    Rerank(RerankArgs),
     /// Show a GGUF file's contents and memory requirements
     #[command(after_help = help::INSPECT)]
     Inspect(InspectArgs),

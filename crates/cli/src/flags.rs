@@ -3,6 +3,7 @@
 use anyhow::Error;
 use rocmforge_engine::{ConfigError, DeviceError, EngineError, Failure, RequestError};
 use rocmforge_evaluate::GatherError;
+use rocmforge_model::LoadError;
 use rocmforge_runtime::RuntimeError;
 use rocmforge_runtime::gpu::GpuError;
 
@@ -85,6 +86,7 @@ impl<'a> Cause<'a> {
             Cause::Request(
                 RequestError::PromptTooLong { .. } | RequestError::TextTooShort { .. },
             ) => Some("--ctx"),
+            Cause::Request(RequestError::TextTooLong { .. }) => Some("--batch-tokens"),
             Cause::Request(RequestError::NoTokenizer) => Some("--ids"),
             _ => None,
         }
@@ -94,8 +96,12 @@ impl<'a> Cause<'a> {
 /// Returns the flags that solve `error`, for the end of its message.
 pub fn of(error: &Error) -> Option<&'static str> {
     let exists = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::AlreadyExists;
+    let embeds = |cause: &LoadError| matches!(cause, LoadError::EmbeddingsOnly { .. });
     match Cause::of(error) {
         Some(cause) => cause.flags(),
+        None if error.chain().filter_map(|e| e.downcast_ref()).any(embeds) => {
+            Some("rocmforge embed")
+        }
         None if error.chain().filter_map(|e| e.downcast_ref()).any(exists) => Some("--force"),
         None => None,
     }

@@ -203,6 +203,22 @@ Examples:
 
 Works for every GGUF file, including unsupported models.";
 
+pub const EMBED: &str = "\
+Examples:
+  rocmforge embed -m embedding.gguf -p \"A text about cats\" --json
+  rocmforge embed -m embedding.gguf -f titles.txt --lines --json > titles.jsonl
+  rocmforge embed -m model.gguf -p \"Any model has embeddings\" --pooling mean
+
+An embedding has length 1, so the product of two is their cosine similarity. Many models want a text
+before each query or document, such as \"query: \"; see the model's card.";
+
+pub const RERANK: &str = "\
+Examples:
+  rocmforge rerank -m reranker.gguf -q \"What do pandas eat?\" -p \"Bamboo\" -p \"Rust\"
+  rocmforge rerank -m reranker.gguf -q \"What do pandas eat?\" -f answers.txt --lines --json
+
+The model needs a classifier (pooling rank). Scores of different models cannot be compared.";
+
 pub const TOKENIZE: &str = "\
 Examples:
   rocmforge tokenize -p \"Hello, world\"

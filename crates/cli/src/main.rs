@@ -15,6 +15,7 @@ mod compare;
 mod completions;
 mod conversation;
 mod devices;
+mod embed;
 mod embedded;
 mod exit;
 mod external;
@@ -37,6 +38,7 @@ mod prompt;
 #[cfg(feature = "pull")]
 mod pull;
 mod quantize;
+mod rerank;
 mod resolve;
 mod session;
 mod supported;
@@ -93,6 +95,8 @@ fn run(command: &Command) -> Result<()> {
     match command {
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),
+        Command::Embed(args) => embed::run(args),
+        Command::Rerank(args) => rerank::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Perplexity(args) => perplexity::run(args),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use rocmforge::{LoadMode, ModelFile, ModelOptions};
-use rocmforge_model::{Adapter, Model};
+use rocmforge_model::{Adapter, Model, Purpose};
 use rocmforge_quantize::synthetic::{Synthetic, SyntheticError};
 use rocmforge_text::tokenizer::Tokenizer;
 
@@ -91,7 +91,7 @@ pub fn need_tokenizer(file: &ModelFile, pre: Option<&str>) -> Result<Arc<Tokeniz
 }
 
 /// Loads the file's model with the given adapters, the scaled ones last.
-pub fn load(file: &ModelFile, lora: &LoraArgs, load: &LoadArgs) -> Result<Model> {
+pub fn load(purpose: Purpose, file: &ModelFile, lora: &LoraArgs, load: &LoadArgs) -> Result<Model> {
     if file.gguf.tensors().is_empty() {
         bail!(
             "{} has no weights; only inspect and tokenize work with it",
@@ -105,5 +105,5 @@ pub fn load(file: &ModelFile, lora: &LoraArgs, load: &LoadArgs) -> Result<Model>
         Ok(Adapter::new(&adapter.label, adapter.gguf, scale)?)
     });
     let adapters = adapters.collect::<Result<Vec<Adapter>>>()?;
-    Model::load_with(Arc::clone(&file.gguf), &adapters).with_context(|| file.label.clone())
+    Model::load_for(purpose, Arc::clone(&file.gguf), &adapters).with_context(|| file.label.clone())
 }

@@ -8,7 +8,7 @@ use rocmforge::ModelFile;
 use rocmforge::parts::{Started, backend_notices, settled, start_or_fall_back};
 use rocmforge_engine::serve::{ServeOptions, Server, serve};
 use rocmforge_engine::{Engine, EngineConfig};
-use rocmforge_model::Model;
+use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::BackendInfo;
 use rocmforge_text::tokenizer::Tokenizer;
 
@@ -42,9 +42,21 @@ impl Session {
         vocabulary: Vocabulary,
         config: EngineConfig,
     ) -> Result<Session> {
+        Session::start_for(Purpose::Text, model, device, vocabulary, |_| config)
+    }
+
+    /// As [`Session::start`], for text or for embeddings, with the settings that `config` makes for the model.
+    pub fn start_for(
+        purpose: Purpose,
+        model: &ModelArgs,
+        device: &DeviceArgs,
+        vocabulary: Vocabulary,
+        config: impl FnOnce(&Model) -> EngineConfig,
+    ) -> Result<Session> {
         let started = Instant::now();
         let file = model_file::open(model.model.as_ref(), &model.load)?;
-        let loaded = model_file::load(&file, &device.lora, &model.load)?;
+        let loaded = model_file::load(purpose, &file, &device.lora, &model.load)?;
+        let config = config(&loaded);
         let pre = model.pre.as_deref();
         let tokenizer = match vocabulary {
             Vocabulary::Needed => Some(model_file::need_tokenizer(&file, pre)?),

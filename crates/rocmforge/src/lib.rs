@@ -21,6 +21,8 @@
 //! }
 //! ```
 //!
+//! A model that was opened with [`ModelOptions::for_embeddings`] has [`Session::embed`] and [`Session::rank`] instead.
+//!
 //! [`Session::generate`] continues a text without a chat template. [`Session::notices`] says what the user should know,
 //! for example that a GPU was passed over.
 //!
@@ -31,6 +33,7 @@
 mod chat;
 mod conversation;
 mod device;
+mod embed;
 mod error;
 mod generate;
 mod model;
@@ -44,6 +47,7 @@ pub use generate::{Answer, Generate};
 pub use model::{Model, ModelFile, ModelOptions};
 pub use rocmforge_engine::{ContextPolicy, FinishReason};
 pub use rocmforge_gguf::LoadMode;
+pub use rocmforge_model::Pooling;
 pub use rocmforge_plan::{KvType, SamplingParams};
 pub use rocmforge_runtime::gpu::GpuLayers;
 pub use rocmforge_text::chat_template::Sandbox;
@@ -56,6 +60,7 @@ pub mod parts {
     pub use crate::device::{
         Started, backend_notices, is_about_a_gpu, settled, start_or_fall_back,
     };
+    pub use crate::embed::{embed_each, pair_tokens, text_tokens};
     pub use crate::session::{Bos, encode_prompt, first_use_check, random_seed, tuning_files};
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rocmforge_gguf::{Gguf, LoadMode, escape_control};
-use rocmforge_model::{Adapter, Model as LoadedModel};
+use rocmforge_model::{Adapter, Model as LoadedModel, Pooling, Purpose};
 use rocmforge_text::tokenizer::{Tokenizer, TokenizerError};
 
 use crate::{Device, Error, Session, Start};
@@ -32,6 +32,7 @@ pub struct ModelOptions {
     pre_tokenizer: Option<String>,
     adapters: Vec<(PathBuf, f32)>,
     missing: Missing,
+    purpose: Purpose,
 }
 
 /// What to do with an `hf:` reference that is not in the models folder.
@@ -76,6 +77,15 @@ impl ModelOptions {
     pub fn adapter(mut self, path: impl Into<PathBuf>, scale: f32) -> ModelOptions {
         self.adapters.push((path.into(), scale));
         self
+    }
+
+    /// Loads the model for embeddings or scores instead of text, pooled in this way; `None` takes the pooling that the
+    /// file names.
+    pub fn for_embeddings(self, pooling: Option<Pooling>) -> ModelOptions {
+        ModelOptions {
+            purpose: Purpose::Embeddings(pooling),
+            ..self
+        }
     }
 
     /// Opens a model; see [`Model::open`].
@@ -138,7 +148,7 @@ impl ModelOptions {
             })
         });
         let adapters = adapters.collect::<Result<Vec<Adapter>, Error>>()?;
-        let loaded = LoadedModel::load_with(Arc::clone(&file.gguf), &adapters);
+        let loaded = LoadedModel::load_for(self.purpose, Arc::clone(&file.gguf), &adapters);
         let loaded = loaded.map_err(|error| Error::Load {
             label: file.label.clone(),
             error: error.into(),

@@ -12,6 +12,8 @@ use rocmforge_runtime::gpu::{DeviceId, GpuConfig, GpuLayers, OpenOptions, Tuning
 use rocmforge_runtime::tuning::{TuningFiles, TuningStore};
 use rocmforge_text::tokenizer::{EncodeOptions, Tokenizer};
 
+use rocmforge_model::Embedding;
+
 use crate::device::{Started, backend_notices, settled, start_or_fall_back};
 use crate::{Chat, Device, Error, Generate, Model, ModelFile};
 
@@ -133,6 +135,8 @@ pub struct Session {
     pub(crate) file: ModelFile,
     pub(crate) server: Server,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
+    /// What the model returns for a text, if it was opened for embeddings.
+    pub(crate) embedding: Option<Embedding>,
     config: EngineConfig,
     notices: Vec<String>,
 }
@@ -173,6 +177,7 @@ impl Session {
             file,
             server: serve(engine, ServeOptions::default())?,
             tokenizer,
+            embedding: loaded.config.embedding,
             config,
             notices,
         })

@@ -12,6 +12,7 @@ mod check;
 mod commands;
 mod compare;
 #[cfg(unix)]
+mod embed;
 mod external;
 mod generate;
 mod gpu;

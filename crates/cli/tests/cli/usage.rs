@@ -6,10 +6,12 @@ use std::process::Stdio;
 use crate::program::{command, run, run_with_stdin};
 
 /// All commands, with theirs.
-const COMMANDS: [&str; 30] = [
+const COMMANDS: [&str; 32] = [
     "",
     "generate",
     "chat",
+    "embed",
+    "rerank",
     "inspect",
     "tokenize",
     "perplexity",

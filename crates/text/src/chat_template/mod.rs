@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 pub use error::{RenderError, TemplateError};
-pub use origin::Rendered;
+pub use origin::{Origin, Rendered};
 pub use sandbox::Sandbox;
 
 use crate::tokenizer::{TokenId, Tokenizer};

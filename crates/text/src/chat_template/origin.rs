@@ -36,7 +36,29 @@ pub struct Rendered {
     foreign: Vec<usize>,
 }
 
+/// Who wrote a part of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Control tokens in it are parsed.
+    Template,
+    /// The user or a document: control tokens in it are text.
+    Conversation,
+}
+
 impl Rendered {
+    /// Joins parts of a prompt.
+    pub fn of_parts<'t>(parts: impl IntoIterator<Item = (Origin, &'t str)>) -> Rendered {
+        let (mut text, mut foreign) = (String::new(), Vec::new());
+        for (origin, part) in parts {
+            if origin == Origin::Conversation {
+                let first = text.len();
+                foreign.extend(part.char_indices().map(|(at, _)| first + at));
+            }
+            text.push_str(part);
+        }
+        Rendered { text, foreign }
+    }
+
     /// Returns the text, as Jinja2 renders it.
     pub fn text(&self) -> &str {
         &self.text

@@ -80,8 +80,18 @@ pub struct Tokenizer {
     special_texts: SpecialTexts,
     add_bos: bool,
     add_eos: bool,
+    pair: PairMarks,
     add_space_prefix: bool,
     notices: Vec<String>,
+}
+
+/// What ends the texts of a pair.
+#[derive(Clone, Copy)]
+struct PairMarks {
+    /// The end token follows each text.
+    end: bool,
+    /// The separator stands between them.
+    separator: bool,
 }
 
 enum Method {
@@ -169,6 +179,9 @@ impl Tokenizer {
             .iter()
             .find(|n| **n == name)
             .expect("found by this name");
+        // As in llama.cpp.
+        let separated = ["jina-v1-en", "jina-v2-code", "roberta-bpe"].contains(&name);
+        tokenizer.pair.separator = metadata.opt_bool(ADD_SEPARATOR)?.unwrap_or(separated);
         // Early files of Gemma 4 say false, unlike the model's training.
         let forced = row.names.contains(&pre_table::GEMMA4);
         tokenizer.add_bos = forced || metadata.opt_bool(ADD_BOS)?.unwrap_or(row.add_bos);
@@ -197,6 +210,7 @@ impl Tokenizer {
         // Whatever the file says, as in llama.cpp.
         tokenizer.add_bos = true;
         tokenizer.add_eos = true;
+        tokenizer.pair.separator = metadata.opt_bool(ADD_SEPARATOR)?.unwrap_or(true);
         // Every word begins with one.
         tokenizer.add_space_prefix = true;
         Ok(tokenizer.checked())
@@ -217,6 +231,7 @@ impl Tokenizer {
         let mut tokenizer = Self::assemble(metadata, vocab, ids, method, Spelling::Blocks)?;
         tokenizer.add_bos = metadata.opt_bool(ADD_BOS)?.unwrap_or(false);
         tokenizer.add_eos = metadata.opt_bool(ADD_EOS)?.unwrap_or(true);
+        tokenizer.pair.end = tokenizer.add_eos;
         tokenizer.add_space_prefix = add_space_prefix;
         Ok(tokenizer.checked())
     }
@@ -258,6 +273,10 @@ impl Tokenizer {
             ids,
             add_bos: false,
             add_eos: metadata.opt_bool(ADD_EOS)?.unwrap_or(false),
+            pair: PairMarks {
+                end: metadata.opt_bool(ADD_EOS)?.unwrap_or(false),
+                separator: metadata.opt_bool(ADD_SEPARATOR)?.unwrap_or(false),
+            },
             add_space_prefix: false,
             notices: Vec::new(),
         })
@@ -296,6 +315,23 @@ impl Tokenizer {
         if options.add_special {
             self.add_special(&mut ids);
         }
+        ids
+    }
+
+    /// Returns the ids of two texts, such as a query and a document, with the tokens that the file puts before, between
+    /// and after them. Control tokens in the texts are not parsed.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Vec<TokenId> {
+        let end = self.ids.eos.or(self.ids.separator);
+        let end = end.filter(|_| self.pair.end);
+        let plain = |text: &str| self.encode(text, EncodeOptions::default());
+        let start = self.ids.bos.filter(|_| self.add_bos);
+        let separator = self.ids.separator.filter(|_| self.pair.separator);
+        let mut ids: Vec<TokenId> = start.into_iter().collect();
+        ids.extend(plain(first));
+        ids.extend(end);
+        ids.extend(separator);
+        ids.extend(plain(second));
+        ids.extend(end);
         ids
     }
 
@@ -509,6 +545,7 @@ impl Tokenizer {
 
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+const ADD_SEPARATOR: &str = "tokenizer.ggml.add_sep_token";
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
 /// Returns the tokens `<0x00>` to `<0xFF>`, or those whose text is the byte itself.
