@@ -6,7 +6,7 @@ use rocmforge::parts::{Bos, encode_prompt};
 use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_engine::Device;
 use rocmforge_gguf::{TokenId, shown};
-use rocmforge_model::Model;
+use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::check;
 use rocmforge_runtime::check::{Coverage, OpCheck, Report, Step};
 use serde::Serialize;
@@ -37,11 +37,12 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     device_args.on.gpu.gpu_check = GpuCheckArg::Never;
     let config = resolve::engine_config(&device_args, Some(n_ctx))?;
     // Reports problems with the file, flags or memory like every other command.
-    let session = Session::start(
+    let session = Session::start_for(
+        Purpose::Either,
         &args.model,
         &device_args,
         Vocabulary::Optional,
-        resolve::engine_config(&device_args, Some(n_ctx))?,
+        |_| config.clone(),
     )?;
     if config.isa == Isa::Scalar && matches!(config.device, Device::Cpu) {
         bail!("nothing to compare: this CPU only runs the scalar reference; see rocmforge devices");

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use anyhow::Result;
 use rocmforge::parts::{embed_each, text_tokens};
+use rocmforge_engine::EngineConfig;
 use rocmforge_engine::serve::Server;
 use rocmforge_model::{Embedding, Pooling, Purpose};
 use serde::Serialize;
@@ -95,13 +96,12 @@ pub fn start(
         model,
         device,
         Vocabulary::Needed,
-        |model| {
-            config.max_batch_tokens = match batch_tokens {
-                Some(n) => n,
-                None if model.plan.looks_ahead() => config.usual_ctx(model),
-                None => config.max_batch_tokens,
-            };
-            config
+        |model| match batch_tokens {
+            Some(max_batch_tokens) => EngineConfig {
+                max_batch_tokens,
+                ..config
+            },
+            None => config.with_whole_texts(model),
         },
     )?;
     let embedding = session.model.config.embedding.clone();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use rocmforge_engine::{Engine, EngineConfig};
 use rocmforge_gguf::{Array, Gguf, UnknownTensor, Value, escape_control};
-use rocmforge_model::Model;
+use rocmforge_model::{Model, Purpose};
 use rocmforge_plan::RowCount;
 use serde_json::{Map, Value as Json, json};
 
@@ -72,7 +72,7 @@ impl Needs {
                 reason: "the file has metadata but no weights".to_string(),
             };
         }
-        let model = match Model::load(Arc::clone(gguf)) {
+        let model = match Model::load_for(Purpose::Either, Arc::clone(gguf), &[]) {
             Ok(model) => model,
             Err(error) => {
                 return Needs::CannotRun {

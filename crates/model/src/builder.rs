@@ -11,6 +11,7 @@ use rocmforge_plan::{
     act_format,
 };
 
+use crate::classifier::Classifier;
 use crate::error::LoadError;
 use crate::facts::{Experts, ModelConfig};
 use crate::lora::{Adapter, Adapters, Product};
@@ -22,6 +23,7 @@ pub(crate) struct Recorded {
     pub(crate) plan: Plan,
     pub(crate) weights: Weights,
     pub(crate) skipped: Vec<SkippedTensor>,
+    pub(crate) classifier: Option<Classifier>,
 }
 
 /// Records the plan of a model and collects the tensors it refers to.
@@ -33,6 +35,8 @@ pub(crate) struct Builder<'a> {
     /// The tables of the model's rotations; `None` for one that no layer uses.
     ropes: Vec<Option<RopeId>>,
     adapters: Adapters<'a>,
+    /// The classifier of the mean over all tokens, if the model has one.
+    pub(crate) classifier: Option<Classifier>,
 }
 
 impl<'a> Builder<'a> {
@@ -49,6 +53,7 @@ impl<'a> Builder<'a> {
             adapters: Adapters::new(adapters, &config.arch_name)?,
             loader: WeightLoader::new(gguf.clone(), &config.arch_name),
             ropes: Vec::new(),
+            classifier: None,
         };
         // Old converters wrote these for every family.
         let reason = "it repeats RoPE frequencies that follow from the metadata";
@@ -81,6 +86,7 @@ impl<'a> Builder<'a> {
             plan: self.plan.finish(logits),
             weights,
             skipped,
+            classifier: self.classifier,
         })
     }
 

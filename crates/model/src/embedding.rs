@@ -3,6 +3,7 @@
 
 use rocmforge_gguf::Value;
 
+use crate::classifier::Classifier;
 use crate::error::LoadError;
 use crate::keys::Keys;
 
@@ -15,6 +16,8 @@ pub enum Purpose {
     /// Logits, to generate text.
     #[default]
     Text,
+    /// Text, or embeddings if the model computes nothing else.
+    Either,
     /// Embeddings or scores of texts, pooled in this way; `None` takes the pooling that the file names, or else that of
     /// the architecture.
     Embeddings(Option<Pooling>),
@@ -67,6 +70,8 @@ pub struct Embedding {
     pub softmax: bool,
     /// The function in the classifier.
     pub(crate) activation: HeadActivation,
+    /// The classifier of the mean over all tokens.
+    pub(crate) classifier: Option<Classifier>,
 }
 
 /// The function between the two projections of a classifier.
@@ -140,21 +145,22 @@ impl Embedding {
             (Pooling::Last, _) => PooledTokens::Last,
             (Pooling::Rank, _) => facts.scored,
         };
-        if (pooling, tokens) == (Pooling::Rank, PooledTokens::All) {
-            return Err(keys.unsupported("scores of the mean over all tokens"));
-        }
         Ok(Embedding {
             pooling,
             tokens,
             labels: labels(keys)?,
             softmax: facts.softmax && pooling == Pooling::Rank,
             activation: facts.activation,
+            classifier: None,
         })
     }
 
-    /// Makes the result of the pooled values: probabilities of the scores, or a vector of length 1. A vector of zeros
-    /// stays as it is.
-    pub fn finish(&self, values: &mut [f32]) {
+    /// Makes the result of the pooled values: scores, their probabilities, or a vector of length 1. A vector of zeros stays
+    /// as it is.
+    pub fn finish(&self, values: &mut Vec<f32>) {
+        if let Some(classifier) = &self.classifier {
+            *values = classifier.scores(values);
+        }
         if self.softmax {
             softmax(values);
         } else if self.pooling != Pooling::Rank {

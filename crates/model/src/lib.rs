@@ -7,6 +7,7 @@
 
 mod blocks;
 mod builder;
+mod classifier;
 mod embedding;
 mod error;
 mod experts;
@@ -84,20 +85,24 @@ impl Model {
         };
         let mut config = (family.facts)(&keys, &family.key_facts)?;
         config.check_ropes(&keys)?;
+        let facts = &family.key_facts.embedding;
+        let embedding = |pooling| Embedding::read(&keys, facts, config.reads, pooling);
         config.embedding = match purpose {
             Purpose::Text if config.reads == Reads::BothSides => {
                 let arch = arch.to_string();
                 return Err(LoadError::EmbeddingsOnly { arch });
             }
             Purpose::Text => None,
-            Purpose::Embeddings(pooling) => {
-                let facts = &family.key_facts.embedding;
-                Some(Embedding::read(&keys, facts, config.reads, pooling)?)
-            }
+            Purpose::Either if config.reads == Reads::Backward => None,
+            Purpose::Either => Some(embedding(None)?),
+            Purpose::Embeddings(pooling) => Some(embedding(pooling)?),
         };
         let mut builder = Builder::new(&config, &gguf, adapters)?;
         let logits = (family.record)(&mut builder)?;
         let recorded = builder.finish(logits)?;
+        if let Some(embedding) = &mut config.embedding {
+            embedding.classifier = recorded.classifier;
+        }
         Ok(Model {
             config,
             weights: Arc::new(recorded.weights),

@@ -240,6 +240,15 @@ impl<'a> WeightLoader<'a> {
         Ok([owned(key_ty, n_key, data), owned(ty, n_in, values)])
     }
 
+    /// Returns the values of the matrix `name`, `[n_out, n_in]`, row-major, if the file has it.
+    pub(crate) fn opt_matrix_values(
+        &mut self,
+        name: &str,
+        [n_out, n_in]: [usize; 2],
+    ) -> Result<Option<Vec<f32>>, LoadError> {
+        self.opt_values_of(name, &[n_in, n_out])
+    }
+
     /// Returns the values of the vector `name` if the file has it.
     pub(crate) fn opt_values(
         &mut self,

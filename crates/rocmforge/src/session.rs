@@ -154,6 +154,7 @@ impl Session {
             loaded,
             tokenizer,
         } = model;
+        let config = config.with_whole_texts(&loaded);
         if let Some(tokenizer) = &tokenizer {
             notices.extend(tokenizer.notices().iter().map(ToString::to_string));
         }

@@ -170,6 +170,18 @@ impl EngineConfig {
         let usual = model.config.n_ctx_train.min(DEFAULT_CTX);
         self.n_ctx.unwrap_or(usual)
     }
+
+    /// Allows as many tokens per step as the context has, if `model` reads each text whole, in one step.
+    #[must_use]
+    pub fn with_whole_texts(self, model: &Model) -> EngineConfig {
+        match model.plan.looks_ahead() {
+            true => EngineConfig {
+                max_batch_tokens: self.usual_ctx(model),
+                ..self
+            },
+            false => self,
+        }
+    }
 }
 
 /// Returns the cache size in tokens for sequences of `n_ctx` positions.

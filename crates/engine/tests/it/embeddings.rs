@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rocmforge_engine::{
     Device, Engine, EngineConfig, EngineError, Event, FinishReason, Request, RequestError,
 };
-use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_gguf::{GgmlType, Gguf, Writer};
 use rocmforge_model::{Embedding, LoadError, Model, PooledTokens, Pooling, Purpose};
 use rocmforge_plan::KvType;
 use rocmforge_testkit::models::embeddings::{self, CASES, LENGTHS};
@@ -75,7 +75,7 @@ test_cases! {
     embeddings_match_llama_cpp:
     bert("bert"), bert_scores("bert_scores"), bert_labels("bert_labels"), nomic_bert("nomic_bert"),
     nomic_bert_moe("nomic_bert_moe"), jina_bert_v2("jina_bert_v2"), jina_bert_v2_code("jina_bert_v2_code"),
-    jina_bert_v3("jina_bert_v3"), modern_bert("modern_bert"), modern_bert_silu("modern_bert_silu"),
+    jina_bert_v3("jina_bert_v3"), modern_bert("modern_bert"), modern_bert_silu("modern_bert_silu"), modern_bert_scores("modern_bert_scores"),
     gemma_embedding("gemma_embedding"), qwen3_embedding("qwen3_embedding"), qwen3_scores("qwen3_scores"),
 }
 
@@ -112,7 +112,11 @@ fn embeddings_match_llama_cpp(name: &str) {
             if *how != "rank" {
                 assert!(d <= farthest, "{name} {how}, {n_tokens} tokens: {d:e}");
             }
-            let reach = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+            // A score may be near 0.
+            let least = if *how == "rank" { 0.3 } else { 0.0 };
+            let reach = expected
+                .iter()
+                .fold(least, |most: f32, x| most.max(x.abs()));
             for (got, expected) in got.iter().zip(&expected) {
                 let is_near = (got - expected).abs() <= widest * reach;
                 assert!(
@@ -138,6 +142,7 @@ fn the_cases_cover_every_model() {
             "jina_bert_v3",
             "modern_bert",
             "modern_bert_silu",
+            "modern_bert_scores",
             "gemma_embedding",
             "qwen3_embedding",
             "qwen3_scores",
@@ -250,4 +255,71 @@ fn whole_texts_must_fit_into_a_step() {
         embed(&mut engine, &embedding, &texts)
     });
     assert_eq!(in_steps, at_once);
+}
+
+/// Whatever the metadata says, a model that loads computes finite values or fails with a sentence.
+#[test]
+fn hostile_metadata_runs_or_is_refused() {
+    let values: [rocmforge_gguf::OwnedValue; 9] = [
+        0u32.into(),
+        1u32.into(),
+        2u32.into(),
+        7u32.into(),
+        u32::MAX.into(),
+        f32::MAX.into(),
+        1e-30f32.into(),
+        false.into(),
+        vec![true, false, true].into(),
+    ];
+    let keys = [
+        "attention.causal",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.layer_norm_epsilon",
+        "attention.sliding_window",
+        "attention.sliding_window_pattern",
+        "expert_used_count",
+        "moe_every_n_layers",
+        "pooling_type",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.freq_base_swa",
+    ];
+    let mut n_run = 0;
+    for name in ["bert", "nomic_bert_moe", "jina_bert_v2_code", "modern_bert"] {
+        let gguf = gguf(name, GgmlType::F32);
+        let arch = gguf.metadata().str("general.architecture").unwrap();
+        for key in keys {
+            for value in &values {
+                let full = format!("{arch}.{key}");
+                let mut writer = Writer::new(arch);
+                for (old, value) in gguf.metadata().iter().filter(|(old, _)| *old != full) {
+                    writer.set(old, value);
+                }
+                writer.set(&full, value.clone());
+                for info in gguf.tensors() {
+                    let data = gguf.tensor_data(info);
+                    writer
+                        .add_tensor(&info.name, &info.dims, info.ty, data)
+                        .unwrap();
+                }
+                let changed = Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap());
+                let model = match Model::load_for(Purpose::Embeddings(None), changed, &[]) {
+                    Ok(model) => model,
+                    Err(error) => {
+                        let text = error.to_string();
+                        assert!(!text.contains('\n') && text.len() < 500, "{text}");
+                        continue;
+                    }
+                };
+                let embedding = model.config.embedding.clone().unwrap();
+                let mut engine = Engine::on_cpu(&model, None, &config()).unwrap();
+                let request = Request::embedding(prompt(20, 512), embedding.tokens);
+                let id = engine.submit(request).unwrap();
+                let ran = engine.run(id, |_| std::ops::ControlFlow::Continue(()));
+                n_run += usize::from(ran.is_ok());
+            }
+        }
+    }
+    assert!(n_run > 100, "{n_run}");
 }

@@ -1,9 +1,10 @@
 //! Both ends of the residual stream: the tokens' embeddings, and the logits.
 
-use rocmforge_plan::{Activation, Factor, Value};
+use rocmforge_plan::{Factor, Value};
 
 use crate::builder::Builder;
-use crate::embedding::{Embedding, HeadActivation, Pooling};
+use crate::classifier::Classifier;
+use crate::embedding::{Embedding, PooledTokens, Pooling};
 use crate::error::LoadError;
 
 const EMBEDDING: &str = "token_embd.weight";
@@ -110,6 +111,11 @@ fn hidden(m: &mut Builder<'_>, embedding: &Embedding, x: Value) -> Result<Value,
         return Ok(x);
     }
     let n_scores = embedding.labels.len().max(1);
+    if embedding.tokens == PooledTokens::All {
+        let shape = [x.width(), n_scores];
+        m.classifier = Some(Classifier::read(m, embedding.activation, shape)?);
+        return Ok(x);
+    }
     let has_output = m.loader.has(OUTPUT);
     let mut x = x;
     if !has_output && !m.loader.has(DENSE) {
@@ -118,10 +124,10 @@ fn hidden(m: &mut Builder<'_>, embedding: &Embedding, x: Value) -> Result<Value,
     if m.loader.has(DENSE) {
         let n_out = if has_output { x.width() } else { n_scores };
         x = m.linear(x, "cls", n_out)?;
-        x = match embedding.activation {
-            HeadActivation::Gelu => m.plan.activate(Activation::GeluTanh, x),
+        x = match embedding.activation.in_plan() {
+            Some(activation) => m.plan.activate(activation, x),
             // A cap of 1 is tanh itself.
-            HeadActivation::Tanh => m.plan.soft_cap(1.0, x),
+            None => m.plan.soft_cap(1.0, x),
         };
         if m.loader.has("cls.norm.weight") {
             x = m.scaled_layer_norm(x, "cls.norm", 1.0)?;

@@ -103,15 +103,11 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
 /// As `record`, with two projections of the hidden values in place of the logits, if the file has them.
 pub(crate) fn record_embedding(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let mut x = hidden(m)?;
-    for (tensor, n_out) in [
-        ("dense_2", m.loader.n_rows("dense_2.weight")),
-        ("dense_3", Some(m.config.n_embd as u64)),
-    ] {
-        let n_out = n_out.and_then(|n| usize::try_from(n).ok());
-        if let (true, Some(n_out)) = (m.loader.has(&format!("{tensor}.weight")), n_out) {
-            // A mean over tokens may follow the projections as well as precede them.
-            x = m.linear(x, tensor, n_out)?;
-        }
+    // A mean over tokens may follow the projections as well as precede them.
+    if let Some(n_wide) = m.loader.n_rows("dense_2.weight") {
+        let n_wide = usize::try_from(n_wide).unwrap_or(usize::MAX);
+        x = m.linear(x, "dense_2", n_wide)?;
+        x = m.linear(x, "dense_3", m.config.n_embd)?;
     }
     embedding(m, x)
 }

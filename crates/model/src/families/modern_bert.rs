@@ -38,12 +38,12 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let activation = m.config.activation.unwrap_or(Activation::GeluTanh);
     let x = embeddings(m, 1.0)?;
     let mut x = m.scaled_layer_norm(x, "token_embd_norm", 1.0)?;
-    for layer in m.config.layers() {
+    for (index, layer) in m.config.layers().enumerate() {
         let tensor = layer.tensor("attn_norm");
         // The first layer reads what is normed already.
-        let normed = match m.loader.has(&format!("{tensor}.weight")) {
-            true => m.scaled_layer_norm(x, &tensor, 1.0)?,
-            false => x,
+        let normed = match index == 0 && !m.loader.has(&format!("{tensor}.weight")) {
+            true => x,
+            false => m.scaled_layer_norm(x, &tensor, 1.0)?,
         };
         let out = attention(m, layer, normed)?;
         x = m.plan.add(out, x);

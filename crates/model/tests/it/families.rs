@@ -34,7 +34,7 @@ const KEYS: [&str; 23] = [
     "swiglu_clamp_shexp",
 ];
 
-fn values() -> Vec<Option<OwnedValue>> {
+pub(crate) fn values() -> Vec<Option<OwnedValue>> {
     vec![
         None,
         Some(0u32.into()),
@@ -54,7 +54,7 @@ fn values() -> Vec<Option<OwnedValue>> {
 }
 
 /// Whether an error names a key, a tensor or what is not supported.
-fn names_its_reason(error: &LoadError, key: &str) -> bool {
+pub(crate) fn names_its_reason(error: &LoadError, key: &str) -> bool {
     let text = error.to_string();
     let reasons = [key, "metadata key '", "tensor `", "which is not supported"];
     reasons.iter().any(|reason| text.contains(reason))

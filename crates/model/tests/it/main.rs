@@ -1,6 +1,7 @@
 //! Tests of recorded plans: what they compute, cost, fusion, placement.
 
 mod cost;
+mod embeddings;
 mod families;
 mod fusion;
 mod placement;

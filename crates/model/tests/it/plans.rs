@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, Writer};
-use rocmforge_model::{Adapter, LoadError, Model};
+use rocmforge_model::{Adapter, LoadError, Model, Purpose};
 use rocmforge_plan::Fusion;
 use rocmforge_testkit::adapters::adapter_of;
 use rocmforge_testkit::data::forge_mini;
@@ -26,6 +26,7 @@ enum Detail {
 struct Case {
     name: String,
     gguf: Arc<Gguf>,
+    purpose: Purpose,
     adapters: Vec<Adapter>,
     detail: Detail,
 }
@@ -77,6 +78,7 @@ fn cases() -> Vec<Case> {
     let case = |name: &str, gguf: Arc<Gguf>, detail| Case {
         name: name.to_string(),
         gguf,
+        purpose: Purpose::Text,
         adapters: Vec::new(),
         detail,
     };
@@ -91,6 +93,14 @@ fn cases() -> Vec<Case> {
         let writer = synth::families::model_of(name, GgmlType::Q8_0, 3);
         let gguf = open(&writer.unwrap().unwrap());
         cases.push(case(name, gguf, Detail::Hash));
+    }
+    for embedding in synth::embeddings::CASES {
+        let writer = synth::embeddings::model(embedding.name, GgmlType::Q8_0);
+        let gguf = open(&writer.unwrap().unwrap());
+        cases.push(Case {
+            purpose: Purpose::Embeddings(None),
+            ..case(embedding.name, gguf, Detail::Hash)
+        });
     }
     // Files in which the number of layers names a model of its own.
     for (name, n_layers) in [("gemma2", 46), ("gemma3", 62)] {
@@ -200,6 +210,7 @@ fn cases() -> Vec<Case> {
         };
         cases.push(Case {
             name: format!("{name} lora x{}", adapters.len()),
+            purpose: Purpose::Text,
             adapters: adapters.iter().map(load).collect(),
             detail: match name {
                 "llama" | "phi3" => Detail::Text,
@@ -244,7 +255,7 @@ fn compare(name: &str, got: &str, may_differ: impl Fn(&str, &str) -> bool) {
 fn plans_compute_what_they_did() {
     let mut all = String::new();
     for case in cases() {
-        let model = Model::load_with(case.gguf.clone(), &case.adapters);
+        let model = Model::load_for(case.purpose, case.gguf.clone(), &case.adapters);
         let model = model.unwrap_or_else(|error| panic!("{}: {error}", case.name));
         let [off, on] = [Fusion::Off, Fusion::On].map(|it| plan_text(&model, &case.gguf, it));
         all += &format!("== {}\n", case.name);

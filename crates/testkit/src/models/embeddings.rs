@@ -19,7 +19,7 @@ const fn case(name: &'static str, poolings: &'static [&'static str]) -> Case {
 }
 
 /// The models: architectures, some of them in a second shape.
-pub const CASES: [Case; 13] = [
+pub const CASES: [Case; 14] = [
     case("bert", VECTORS),
     case("bert_scores", SCORES),
     case("bert_labels", SCORES),
@@ -30,6 +30,7 @@ pub const CASES: [Case; 13] = [
     case("jina_bert_v3", VECTORS),
     case("modern_bert", VECTORS),
     case("modern_bert_silu", &["mean"]),
+    case("modern_bert_scores", SCORES),
     case("gemma_embedding", VECTORS),
     case("qwen3_embedding", VECTORS),
     case("qwen3_scores", SCORES),
@@ -103,7 +104,7 @@ const BERT: Shape = Shape {
 };
 
 #[rustfmt::skip]
-const SHAPES: [Shape; 13] = [
+const SHAPES: [Shape; 14] = [
     BERT,
     Shape { name: "bert_scores", n_embd: 192, heads: [3, 3, 64], scores: Scores::Two, has_types: false, ..BERT },
     Shape { name: "bert_labels", scores: Scores::Labels(&["a", "b", "c"]), ..BERT },
@@ -114,6 +115,7 @@ const SHAPES: [Shape; 13] = [
     Shape { name: "jina_bert_v3", arch: "jina-bert-v3", ..BERT },
     Shape { name: "modern_bert", arch: "modern-bert", n_layers: 4, heads: [2, 2, 64], network: Network::Fused, biases: Biases::None, ..BERT },
     Shape { name: "modern_bert_silu", arch: "modern-bert", network: Network::Fused, biases: Biases::None, ..BERT },
+    Shape { name: "modern_bert_scores", arch: "modern-bert", heads: [2, 2, 64], network: Network::Fused, biases: Biases::None, scores: Scores::Two, ..BERT },
     Shape { name: "gemma_embedding", arch: "gemma-embedding", n_layers: 7, heads: [3, 1, 64], network: Network::Gated, biases: Biases::None, ..BERT },
     Shape { name: "qwen3_embedding", arch: "qwen3", heads: [4, 2, 64], network: Network::Gated, biases: Biases::None, ..BERT },
     Shape { name: "qwen3_scores", arch: "qwen3", heads: [4, 2, 64], network: Network::Gated, biases: Biases::None, scores: Scores::Labels(&["yes", "no"]), ..BERT },
@@ -309,6 +311,9 @@ impl Shape {
             Scores::None => Ok(()),
             Scores::Two => {
                 self.linear(model, "cls", [self.n_embd; 2])?;
+                if self.arch == "modern-bert" {
+                    model.vector("cls.norm.weight", self.n_embd, 1.0, 0.3)?;
+                }
                 self.linear(model, "cls.output", [1, self.n_embd])
             }
             Scores::Labels(labels) => self.linear(model, "cls.output", [labels.len(), self.n_embd]),
