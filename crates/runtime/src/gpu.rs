@@ -412,11 +412,12 @@ impl Backend for GpuBackend {
     fn info(&self) -> BackendInfo {
         let mut slow_ops: Vec<(String, usize)> = Vec::new();
         for op in &self.plan.ops {
-            let Op::Attention { layer, .. } = *op else {
+            let Op::Attention { layer, scores, .. } = *op else {
                 continue;
             };
             let kv = &self.plan.kv[layer];
-            if ops::is_fast(kv.k_dim, kv.v_dim, kv.values) {
+            let rows = ops::RowKind::of(kv.mask, scores.alibi);
+            if ops::is_fast(kv.k_dim, kv.v_dim, kv.values, rows) {
                 continue;
             }
             let name = format!("attention with heads of {} values", kv.k_dim);

@@ -416,6 +416,8 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
 EXPORT_U32(wave_size, WARP_SIZE)
 
 // WAVES as in src/ops/attention.rs.
+// The smallest BERT models; only for rows that see positions after their own.
+PREFILL(32, 4, LONG_BLOCK)
 PREFILL(64, 4, LONG_BLOCK)
 PREFILL(80, 4, LONG_BLOCK)
 PREFILL(96, 4, LONG_BLOCK)

@@ -25,6 +25,8 @@ const MAX_SPLITS: usize = 128;
 const MAX_PARTS: usize = 512;
 /// Head dimensions with specialized kernels.
 const FAST_DIMS: [usize; 6] = [64, 80, 96, 128, 256, 512];
+/// Head dimensions with kernels for prompts.
+const PREFILL_DIMS: [usize; 6] = [32, 64, 80, 96, 128, 256];
 /// Returns the maximum number of query heads per block. Those of a block of wide heads would not fit into registers.
 fn max_heads(dim: usize) -> usize {
     if dim > 256 { 4 } else { 8 }
@@ -236,10 +238,32 @@ layout!(PrefillParams {
 
 const _: () = assert!(size_of::<PrefillParams>() == 144);
 
+/// What the kernels must know of the rows of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// They see positions up to their own.
+    Plain,
+    /// They see positions after their own, or scores have biases of distance. Only the kernels of prompts and the generic
+    /// one know these.
+    Wide,
+}
+
+impl RowKind {
+    /// Returns the kind of rows with this mask and these biases.
+    pub fn of(mask: Mask, alibi: Option<Alibi>) -> RowKind {
+        match mask.looks_ahead() || alibi.is_some() {
+            true => RowKind::Wide,
+            false => RowKind::Plain,
+        }
+    }
+}
+
 /// Whether heads of these dimensions have specialized kernels. Others use a slow generic kernel.
-pub fn is_fast(k_dim: usize, v_dim: usize, values: Values) -> bool {
+pub fn is_fast(k_dim: usize, v_dim: usize, values: Values, rows: RowKind) -> bool {
     match values {
+        Values::Apart if rows == RowKind::Wide => k_dim == v_dim && PREFILL_DIMS.contains(&k_dim),
         Values::Apart => k_dim == v_dim && FAST_DIMS.contains(&k_dim),
+        Values::InKeys if rows == RowKind::Wide => false,
         Values::InKeys => {
             k_dim.is_multiple_of(8)
                 && v_dim.is_multiple_of(4)
@@ -329,6 +353,7 @@ kernels! {
 
 kernels! {
     struct PrefillKernels {
+        prefill_32: PrefillParams,
         prefill_64: PrefillParams,
         prefill_80: PrefillParams,
         prefill_96: PrefillParams,
@@ -381,6 +406,7 @@ impl PrefillKernels {
     /// Returns the kernel for a head dimension, and its waves per block. Each wave handles 16 queries.
     fn of(&self, dim: usize) -> (&Kernel<PrefillParams>, u32) {
         match dim {
+            32 => (&self.prefill_32, 4),
             64 => (&self.prefill_64, 4),
             80 => (&self.prefill_80, 4),
             96 => (&self.prefill_96, 4),
@@ -431,15 +457,15 @@ pub fn attention(
         ..
     } = kv.shape;
     let is_for_prefill = k_dim <= scratch.widest_prefill as usize;
-    // The other kernels know positions up to a row's own, and no biases.
-    let is_plain = !queries.scores.mask.looks_ahead() && queries.scores.alibi.is_none();
     let is_short = step.max_rows_of_seq <= MAX_DECODE_ROWS && !gpu.takes(Variant::AttentionPrefill);
-    if !is_fast(k_dim, v_dim, values) || gpu.takes(Variant::AttentionGeneric) {
+    let rows = RowKind::of(queries.scores.mask, queries.scores.alibi);
+    if !is_fast(k_dim, v_dim, values, rows) || gpu.takes(Variant::AttentionGeneric) {
         call.generic()
-    } else if !is_plain && values == Values::Apart && is_for_prefill {
-        call.prefill()
-    } else if !is_plain {
-        call.generic()
+    } else if rows == RowKind::Wide {
+        match is_for_prefill {
+            true => call.prefill(),
+            false => call.generic(),
+        }
     } else if values == Values::InKeys {
         call.latent()
     } else if is_short || !is_for_prefill || gpu.takes(Variant::AttentionDecode) {
@@ -520,7 +546,7 @@ impl DecodeExtents {
     /// specialized kernel.
     pub(crate) fn ways(&self, scratch: &AttentionScratch) -> (Shape, Vec<Choice>) {
         if self.kv.values == Values::InKeys
-            || !is_fast(self.kv.k_dim, self.kv.v_dim, self.kv.values)
+            || !is_fast(self.kv.k_dim, self.kv.v_dim, self.kv.values, RowKind::Plain)
         {
             return (self.shape(), Vec::new());
         }

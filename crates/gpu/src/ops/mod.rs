@@ -24,7 +24,7 @@ mod step_io;
 mod tile;
 
 pub use argmax::argmax;
-pub use attention::{AttentionScratch, Queries, Scores, attention, check_rows, is_fast};
+pub use attention::{AttentionScratch, Queries, RowKind, Scores, attention, check_rows, is_fast};
 pub(crate) use attention::{DecodeExtents, check_heads};
 pub use elementwise::{
     activate, add, add_gated, copy_part, gated_activation, scale, scale_rows, select_rows, soft_cap,

@@ -479,7 +479,12 @@ fn heads_per_block_do_not_change_bits() {
 #[test]
 fn generic_head_widths() {
     for (k_dim, v_dim) in [(40, 40), (192, 128), (17, 24)] {
-        assert!(!ops::is_fast(k_dim, v_dim, Values::Apart));
+        assert!(!ops::is_fast(
+            k_dim,
+            v_dim,
+            Values::Apart,
+            ops::RowKind::Plain
+        ));
         let mut case = Case::new(2, 1, k_dim, &[(20, 1), (200, 1), (0, 2)]);
         case.v_dim = v_dim;
         check(&format!("widths {k_dim} and {v_dim}"), &case);
@@ -686,9 +691,15 @@ fn chunks() {
 /// Heads with a kernel for prompts, and others.
 #[test]
 fn positions_ahead() {
-    for (n_heads, n_kv_heads, dim) in [(4, 2, 64), (3, 3, 32), (2, 1, 128)] {
-        for mask in [Mask::Both, Mask::Near(0), Mask::Near(5), Mask::Near(40)] {
-            let mut case = Case::new(n_heads, n_kv_heads, dim, &[(0, 70), (0, 1), (0, 9)]);
+    for (n_heads, n_kv_heads, dim, masks) in [
+        (4, 2, 64, &[Mask::Both, Mask::Near(0), Mask::Near(40)][..]),
+        (3, 3, 32, &[Mask::Both, Mask::Near(5)]),
+        (2, 1, 128, &[Mask::Near(20)]),
+        (2, 2, 40, &[Mask::Both, Mask::Near(3)]),
+    ] {
+        let longest = if dim == 40 { 20 } else { 70 };
+        for &mask in masks {
+            let mut case = Case::new(n_heads, n_kv_heads, dim, &[(0, longest), (0, 1), (0, 9)]);
             case.scores.mask = mask;
             check(&format!("{mask:?}, heads of {dim}"), &case);
         }
@@ -697,9 +708,9 @@ fn positions_ahead() {
 
 #[test]
 fn linear_biases() {
-    for (n_heads, dim) in [(6, 64), (4, 32)] {
-        for mask in [Mask::Both, Mask::All, Mask::Near(20)] {
-            let mut case = Case::new(n_heads, n_heads / 2, dim, &[(0, 70), (0, 1)]);
+    for (n_heads, dim, longest) in [(6, 64, 70), (2, 48, 20)] {
+        for mask in [Mask::Both, Mask::All, Mask::Near(9)] {
+            let mut case = Case::new(n_heads, n_heads / 2, dim, &[(0, longest), (0, 1)]);
             case.scores.mask = mask;
             case.scores.alibi = Some(Alibi { max_bias: 8.0 });
             check(&format!("biases, {mask:?}, heads of {dim}"), &case);

@@ -123,7 +123,12 @@ pub(super) fn prepare(
     });
     Ok(
         match (
-            ops::is_fast(shape.dim, shape.dim, rocmforge_plan::Values::Apart),
+            ops::is_fast(
+                shape.dim,
+                shape.dim,
+                rocmforge_plan::Values::Apart,
+                ops::RowKind::Plain,
+            ),
             kind,
         ) {
             (false, _) => prepared.note(format!(
