@@ -1,39 +1,42 @@
 //! `rocmforge inspect`: shows a GGUF file's contents and memory requirements. Files of unsupported models work too:
 //! everything except the memory needs only the header.
 
-use crate::model_file;
-use crate::resolve;
-use rocmforge::ModelFile;
+mod kind;
+mod machine;
+mod missing;
+mod values;
+
 use std::sync::Arc;
 
 use anyhow::Result;
-use rocmforge_engine::{Engine, EngineConfig};
-use rocmforge_gguf::{Array, Gguf, UnknownTensor, Value, escape_control};
+use rocmforge::ModelFile;
+use rocmforge_engine::EngineConfig;
+use rocmforge_gguf::{Gguf, UnknownTensor, Value, escape_control};
 use rocmforge_model::{Model, Purpose};
-use rocmforge_plan::RowCount;
 use serde_json::{Map, Value as Json, json};
 
 use crate::args::InspectArgs;
 use crate::output::{Out, size};
+use crate::{model_file, resolve};
+use kind::Kind;
+use machine::OnDevice;
+use missing::Missing;
+use values::{json_of, text_of};
 
-/// Most elements of an array that is shown in full, in JSON and in text.
-const WHOLE_ARRAY: (usize, usize) = (64, 6);
-/// Elements shown of a longer array, in JSON and in text.
-const ARRAY_START: (usize, usize) = (8, 4);
-/// Characters shown of a string in text.
-const STRING_CHARS: usize = 100;
+/// Lines of the list of what is missing, in text.
+const MISSING_LINES: usize = 12;
 
 pub fn run(args: &InspectArgs) -> Result<()> {
     let config = resolve::cache_config(&args.cache, args.context.n_ctx());
     let file = model_file::open_to_inspect(args.file.as_ref().or(args.model.as_ref()), &args.load)?;
-    let needs = Needs::of(&file.gguf, &config);
+    let verdict = Verdict::of(&file.gguf, &config);
     let mut out = Out::new();
     if args.json {
-        out.json(&report(&file, &needs))?;
+        out.json(&report(&file, &verdict))?;
     } else {
-        print_header(&mut out, &file, &needs)?;
+        print_header(&mut out, &file, &verdict)?;
         print_formats(&mut out, &file.gguf)?;
-        print_memory(&mut out, &file.gguf, &needs)?;
+        print_memory(&mut out, &file.gguf, verdict.needs.as_ref())?;
         print_metadata(&mut out, &file.gguf)?;
         match args.tensors {
             true => print_tensors(&mut out, &file.gguf)?,
@@ -46,61 +49,84 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     out.finish()
 }
 
-/// Whether the model can run, and the memory it needs.
-enum Needs {
-    Runs {
-        n_ctx: usize,
-        n_ctx_train: usize,
-        kv_bytes: u64,
-        buffer_bytes: u64,
-        no_room: Option<String>,
-    },
-    CannotRun {
-        reason: String,
-    },
+/// The memory that the model needs.
+struct Needs {
+    n_ctx: usize,
+    n_ctx_train: usize,
+    kv_bytes: u64,
+    buffer_bytes: u64,
+    devices: Vec<OnDevice>,
 }
 
 impl Needs {
-    fn of(gguf: &Arc<Gguf>, config: &EngineConfig) -> Needs {
-        if let Some(tensor) = gguf.unknown_tensors().first() {
-            return Needs::CannotRun {
-                reason: tensor.error().to_string(),
-            };
-        }
-        if gguf.tensors().is_empty() {
-            return Needs::CannotRun {
-                reason: "the file has metadata but no weights".to_string(),
-            };
-        }
-        let model = match Model::load_for(Purpose::Either, Arc::clone(gguf), &[]) {
-            Ok(model) => model,
-            Err(error) => {
-                return Needs::CannotRun {
-                    reason: error.to_string(),
-                };
-            }
-        };
-        // The engine chooses the default context; it touches its memory only when it computes.
-        let (default_ctx, no_room) = match Engine::on_cpu(&model, None, config) {
-            Ok(engine) => (engine.n_ctx(), None),
-            Err(error) => (model.config.n_ctx_train, Some(error.to_string())),
-        };
-        let n_ctx = config.n_ctx.unwrap_or(default_ctx);
+    fn of(model: &Model, config: &EngineConfig) -> Needs {
+        let devices = machine::devices(model, config);
+        let n_ctx_train = model.config.n_ctx_train;
+        let fitting = devices
+            .iter()
+            .filter_map(OnDevice::fit)
+            .map(|fit| fit.n_ctx);
+        let n_ctx = config.n_ctx.or(fitting.max()).unwrap_or(n_ctx_train);
         let cached = n_ctx.div_ceil(config.page).saturating_mul(config.page) as u64;
         let per_token = model.kv_bytes_per_token(config.kv_type);
-        let rows = |rows: RowCount| rows.rows(config.max_batch_tokens, config.max_seqs);
-        let buffer_bytes = model
-            .plan
-            .buffers
-            .iter()
-            .map(|buffer| (rows(buffer.rows) * buffer.width * 4) as u64)
-            .sum();
-        Needs::Runs {
+        Needs {
             n_ctx,
-            n_ctx_train: model.config.n_ctx_train,
+            n_ctx_train,
             kv_bytes: cached.saturating_mul(per_token),
-            buffer_bytes,
-            no_room,
+            buffer_bytes: model
+                .plan
+                .buffer_bytes(config.max_batch_tokens, config.max_seqs),
+            devices,
+        }
+    }
+
+    /// What is missing if the model runs on no device.
+    fn missing(&self) -> Option<Missing> {
+        let problems: Option<Vec<_>> = self.devices.iter().map(OnDevice::problem).collect();
+        let (name, reason) = problems?.into_iter().next()?;
+        Some(Missing {
+            name: name.to_string(),
+            about: reason.to_string(),
+        })
+    }
+}
+
+/// What a file is, and whether it runs here.
+struct Verdict {
+    kind: Kind,
+    /// What it lacks to run here, memory included.
+    missing: Vec<Missing>,
+    /// `None` if something else than memory is missing.
+    needs: Option<Needs>,
+}
+
+impl Verdict {
+    fn of(gguf: &Arc<Gguf>, config: &EngineConfig) -> Verdict {
+        let kind = Kind::of(gguf);
+        let mut missing = missing::missing(gguf, &kind);
+        let model = match missing.is_empty() {
+            true => Model::load_for(Purpose::Either, Arc::clone(gguf), &[]).ok(),
+            false => None,
+        };
+        let needs = model.map(|model| Needs::of(&model, config));
+        missing.extend(needs.as_ref().and_then(Needs::missing));
+        Verdict {
+            kind,
+            missing,
+            needs,
+        }
+    }
+
+    /// Answers whether the file runs here, in a few words.
+    fn answer(&self) -> String {
+        let Some(needs) = self.needs.as_ref().filter(|_| self.missing.is_empty()) else {
+            return "no".to_string();
+        };
+        let whole = needs.devices.iter().filter(|device| device.holds_all());
+        let whole: Vec<&str> = whole.map(OnDevice::id).collect();
+        match whole.is_empty() {
+            true => "yes, but no device has memory for all of it".to_string(),
+            false => format!("yes, on {}", whole.join(", ")),
         }
     }
 }
@@ -169,7 +195,7 @@ fn meta_str(gguf: &Gguf, key: &str) -> Option<String> {
     }
 }
 
-fn print_header(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
+fn print_header(out: &mut Out, file: &ModelFile, verdict: &Verdict) -> Result<()> {
     let gguf = &*file.gguf;
     let shown = |key| meta_str(gguf, key).unwrap_or_else(|| "n/a".to_string());
     out.line(&format!(
@@ -178,15 +204,22 @@ fn print_header(out: &mut Out, file: &ModelFile, needs: &Needs) -> Result<()> {
         size(gguf.file_bytes()),
         gguf.version()
     ))?;
+    out.line(&format!("kind          {}", verdict.kind.about))?;
     out.line(&format!("name          {}", shown("general.name")))?;
     out.line(&format!("architecture  {}", shown("general.architecture")))?;
     out.line(&format!("parameters    {}", count(n_parameters(gguf))))?;
     if let Some((count, used)) = experts(gguf) {
         out.line(&format!("experts       {count}, {used} used per token"))?;
     }
-    match needs {
-        Needs::Runs { .. } => out.line("runs here     yes"),
-        Needs::CannotRun { reason } => out.line(&format!("runs here     no: {reason}")),
+    out.line(&format!("runs here     {}", verdict.answer()))?;
+    let mut title = "missing";
+    for Missing { name, about } in verdict.missing.iter().take(MISSING_LINES) {
+        out.line(&format!("{title:<14}{name}: {about}"))?;
+        title = "";
+    }
+    match verdict.missing.len().saturating_sub(MISSING_LINES) {
+        0 => Ok(()),
+        n => out.line(&format!("{:<14}and {n} more, which --json lists", "")),
     }
 }
 
@@ -254,36 +287,30 @@ fn print_formats(out: &mut Out, gguf: &Gguf) -> Result<()> {
     Ok(())
 }
 
-fn print_memory(out: &mut Out, gguf: &Gguf, needs: &Needs) -> Result<()> {
+fn print_memory(out: &mut Out, gguf: &Gguf, needs: Option<&Needs>) -> Result<()> {
     out.line("\nmemory")?;
     let mut row = |name: &str, bytes: u64, about: &str| {
         out.line(&format!("  {name:10} {:>10}  {about}", size(bytes)))
     };
-    let weights = weight_bytes(gguf);
-    row(
-        "weights",
-        weights,
-        "mapped from the file, shared between processes",
-    )?;
-    match needs {
-        Needs::CannotRun { .. } => out.line("  KV cache          n/a  the model is not supported"),
-        Needs::Runs {
-            n_ctx,
-            n_ctx_train,
-            kv_bytes,
-            buffer_bytes,
-            no_room,
-        } => {
-            let context =
-                format!("context of {n_ctx} tokens (trained for {n_ctx_train}; set with --ctx)");
-            row("KV cache", *kv_bytes, &context)?;
-            row("buffers", *buffer_bytes, "activations of one step")?;
-            match no_room {
-                Some(reason) => out.line(&format!("  does not fit: {reason}")),
-                None => Ok(()),
-            }
-        }
+    let about = match gguf.unknown_tensors().len() {
+        0 => "mapped from the file, shared between processes".to_string(),
+        n => format!("without tensors of unknown formats, of which there are {n}"),
+    };
+    row("weights", weight_bytes(gguf), &about)?;
+    let Some(needs) = needs else {
+        return out.line("  KV cache          n/a  the model is not supported");
+    };
+    let Needs {
+        n_ctx, n_ctx_train, ..
+    } = needs;
+    let context = format!("context of {n_ctx} tokens (trained for {n_ctx_train}; set with --ctx)");
+    row("KV cache", needs.kv_bytes, &context)?;
+    row("buffers", needs.buffer_bytes, "activations of one step")?;
+    out.line("\nfits on this machine")?;
+    for device in &needs.devices {
+        out.line(&format!("  {}", device.line()))?;
     }
+    Ok(())
 }
 
 /// Formats a number of parameters: `10.9 M`.
@@ -296,50 +323,7 @@ pub fn count(n: u64) -> String {
     }
 }
 
-fn text_of(value: &Value<'_>) -> String {
-    match value {
-        Value::String(bytes) => {
-            let text = String::from_utf8_lossy(bytes);
-            let cut: String = text.chars().take(STRING_CHARS).collect();
-            let left = text.chars().count() - cut.chars().count();
-            let more = if left > 0 {
-                format!("... ({left} more characters)")
-            } else {
-                String::new()
-            };
-            format!("\"{}\"{more}", escape_control(&cut))
-        }
-        Value::Array(array) => {
-            let (start, all) = start_of(array, WHOLE_ARRAY.1, ARRAY_START.1);
-            let mut items: Vec<String> = start.iter().map(text_of).collect();
-            if !all {
-                items.push(format!(
-                    "... {} {} in all",
-                    array.len(),
-                    array.element_type().name()
-                ));
-            }
-            format!("[{}]", items.join(", "))
-        }
-        Value::Bool(value) => value.to_string(),
-        Value::F32(value) => value.to_string(),
-        Value::F64(value) => value.to_string(),
-        int => int
-            .as_int()
-            .map_or_else(|| "n/a".to_string(), |int| int.to_string()),
-    }
-}
-
-/// Returns the elements to show, and whether they are all.
-fn start_of<'a>(array: &Array<'a>, whole: usize, start: usize) -> (Vec<Value<'a>>, bool) {
-    let all = array.len() <= whole;
-    (
-        array.iter().take(if all { whole } else { start }).collect(),
-        all,
-    )
-}
-
-fn report(file: &ModelFile, needs: &Needs) -> Json {
+fn report(file: &ModelFile, verdict: &Verdict) -> Json {
     let gguf = &*file.gguf;
     let metadata: Map<String, Json> = gguf
         .metadata()
@@ -366,24 +350,16 @@ fn report(file: &ModelFile, needs: &Needs) -> Json {
         .iter()
         .map(|total| json!({ "type": total.name, "tensors": total.tensors, "bytes": total.bytes }))
         .collect();
-    let (reason, memory) = match needs {
-        Needs::CannotRun { reason } => {
-            (Some(reason), json!({ "weight_bytes": weight_bytes(gguf) }))
-        }
-        Needs::Runs {
-            n_ctx,
-            n_ctx_train,
-            kv_bytes,
-            buffer_bytes,
-            no_room,
-        } => {
-            let memory = json!({
-                "weight_bytes": weight_bytes(gguf), "kv_bytes": kv_bytes, "buffer_bytes": buffer_bytes,
-                "ctx": n_ctx, "ctx_train": n_ctx_train, "fits": no_room.is_none(), "problem": no_room,
-            });
-            (None, memory)
-        }
+    let memory = match &verdict.needs {
+        None => json!({ "weight_bytes": weight_bytes(gguf) }),
+        Some(needs) => json!({
+            "weight_bytes": weight_bytes(gguf), "kv_bytes": needs.kv_bytes,
+            "buffer_bytes": needs.buffer_bytes, "ctx": needs.n_ctx, "ctx_train": needs.n_ctx_train,
+            "fits": needs.devices.iter().any(OnDevice::holds_all),
+            "devices": needs.devices.iter().map(OnDevice::json).collect::<Vec<Json>>(),
+        }),
     };
+    let missing: Vec<&str> = verdict.missing.iter().map(|it| &*it.name).collect();
     json!({
         "file": file.label,
         "file_bytes": gguf.file_bytes(),
@@ -392,8 +368,11 @@ fn report(file: &ModelFile, needs: &Needs) -> Json {
         "name": meta_str(gguf, "general.name"),
         "parameters": n_parameters(gguf),
         "experts": experts(gguf).map(|(count, used)| json!({ "count": count, "used": used })),
-        "runs": reason.is_none(),
-        "problem": reason,
+        "kind": verdict.kind.about,
+        "runs_here": missing.is_empty(),
+        "missing": missing,
+        "runs": verdict.needs.is_some(),
+        "problem": verdict.missing.first().map(|it| &*it.about),
         "memory": memory,
         "types": types,
         "metadata": metadata,
@@ -401,48 +380,9 @@ fn report(file: &ModelFile, needs: &Needs) -> Json {
     })
 }
 
-/// Converts a value: strings in full, long arrays as `{"type", "len", "start"}`.
-fn json_of(value: &Value<'_>) -> Json {
-    match value {
-        Value::String(bytes) => String::from_utf8_lossy(bytes).into(),
-        Value::Bool(value) => (*value).into(),
-        Value::Array(array) => {
-            let (start, all) = start_of(array, WHOLE_ARRAY.0, ARRAY_START.0);
-            let start: Vec<Json> = start.iter().map(json_of).collect();
-            if all {
-                start.into()
-            } else {
-                json!({ "type": array.element_type().name(), "len": array.len(), "start": start })
-            }
-        }
-        // The shortest form: 1e-5 instead of 0.000009999999747, its value as f64.
-        Value::F32(value) => value
-            .to_string()
-            .parse::<f64>()
-            .map_or(Json::Null, Json::from),
-        Value::F64(value) => (*value).into(),
-        Value::U64(value) => (*value).into(),
-        int => int
-            .as_int()
-            .and_then(|int| i64::try_from(int).ok())
-            .map_or(Json::Null, Json::from),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn escapes_control_characters() {
-        assert_eq!(
-            text_of(&Value::String(b"\x1b[31mred\n")),
-            "\"\\u{1b}[31mred\\n\""
-        );
-        assert_eq!(text_of(&Value::String(&[b'a', 0xff])), "\"a\u{fffd}\"");
-        let long = "x".repeat(STRING_CHARS + 5);
-        assert!(text_of(&Value::String(long.as_bytes())).ends_with("\"... (5 more characters)"));
-    }
 
     #[test]
     fn formats_counts() {

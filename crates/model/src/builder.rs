@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocmforge_gguf::{Gguf, TensorInfo};
+use rocmforge_gguf::{GgmlType, Gguf, TensorInfo};
 use rocmforge_plan::{
     ActFormat, Factor, Plan, Projection, Recorder, RopeId, Routing, Value, WeightId, Weights,
     act_format,
@@ -16,7 +16,17 @@ use crate::error::LoadError;
 use crate::facts::{Experts, ModelConfig};
 use crate::lora::{Adapter, Adapters, Product};
 use crate::rope;
-use crate::weights::{SkippedTensor, WeightLoader};
+use crate::weights::{Faults, SkippedTensor, WeightLoader};
+
+/// In place of a tensor whose absence was noted.
+static ABSENT: TensorInfo = TensorInfo {
+    name: String::new(),
+    dims: Vec::new(),
+    ty: GgmlType::F32,
+    offset: 0,
+    n_bytes: 0,
+    part: 0,
+};
 
 /// A recorded model.
 pub(crate) struct Recorded {
@@ -45,13 +55,14 @@ impl<'a> Builder<'a> {
         config: &'a ModelConfig,
         gguf: &'a Arc<Gguf>,
         adapters: &'a [Adapter],
+        faults: Faults,
     ) -> Result<Builder<'a>, LoadError> {
         let mut builder = Builder {
             config,
             gguf,
             plan: Recorder::new(),
             adapters: Adapters::new(adapters, &config.arch_name)?,
-            loader: WeightLoader::new(gguf.clone(), &config.arch_name),
+            loader: WeightLoader::new(gguf.clone(), &config.arch_name, faults),
             ropes: Vec::new(),
             classifier: None,
         };
@@ -90,9 +101,9 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Returns a tensor that the loader has already found.
+    /// Returns a tensor that the loader has already found, or whose absence it has noted.
     fn tensor(&self, name: &str) -> &'a TensorInfo {
-        self.gguf.tensor(name).expect("the loader has found it")
+        self.gguf.tensor(name).unwrap_or(&ABSENT)
     }
 
     /// Returns the activation format for products with a tensor that the loader has already found.
@@ -160,13 +171,13 @@ impl Builder<'_> {
     ) -> Result<Value, LoadError> {
         let weight = format!("{tensor}.weight");
         let weight = self.loader.vector(&weight, x.width(), factor)?;
-        let bias = self.loader.push_vector(vec![0.0; x.width()]);
+        let bias = self.loader.push_constant(x.width(), 0.0);
         Ok(self.plan.layer_norm(x, weight, bias, self.config.norm_eps))
     }
 
     /// Records the RMS norm of whole rows without a weight.
     pub(crate) fn plain_rms_norm(&mut self, x: Value) -> Value {
-        let weight = self.loader.push_vector(vec![1.0; x.width()]);
+        let weight = self.loader.push_constant(x.width(), 1.0);
         self.plan.rms_norm(x, weight, self.config.norm_eps)
     }
 

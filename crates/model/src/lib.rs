@@ -37,6 +37,8 @@ pub use weights::SkippedTensor;
 
 use builder::Builder;
 use keys::Keys;
+use registry::Family;
+use weights::Faults;
 
 /// Everything a backend needs to run a model.
 #[derive(Debug, Clone)]
@@ -74,30 +76,8 @@ impl Model {
         gguf: Arc<Gguf>,
         adapters: &[Adapter],
     ) -> Result<Model, LoadError> {
-        lora::refuse_adapter(&gguf)?;
-        let meta = gguf.metadata();
-        let arch = meta.str("general.architecture")?;
-        let family = registry::family(arch)?;
-        let keys = Keys {
-            gguf: &gguf,
-            meta,
-            arch,
-        };
-        let mut config = (family.facts)(&keys, &family.key_facts)?;
-        config.check_ropes(&keys)?;
-        let facts = &family.key_facts.embedding;
-        let embedding = |pooling| Embedding::read(&keys, facts, config.reads, pooling);
-        config.embedding = match purpose {
-            Purpose::Text if config.reads == Reads::BothSides => {
-                let arch = arch.to_string();
-                return Err(LoadError::EmbeddingsOnly { arch });
-            }
-            Purpose::Text => None,
-            Purpose::Either if config.reads == Reads::Backward => None,
-            Purpose::Either => Some(embedding(None)?),
-            Purpose::Embeddings(pooling) => Some(embedding(pooling)?),
-        };
-        let mut builder = Builder::new(&config, &gguf, adapters)?;
+        let (family, mut config) = read(purpose, &gguf)?;
+        let mut builder = Builder::new(&config, &gguf, adapters, Faults::Refuse)?;
         let logits = (family.record)(&mut builder)?;
         let recorded = builder.finish(logits)?;
         if let Some(embedding) = &mut config.embedding {
@@ -111,8 +91,47 @@ impl Model {
         })
     }
 
+    /// Returns every reason for which [`Model::load_for`] refuses the file; none if it loads for text or embeddings. Of
+    /// metadata, the first reason only: what follows from it is not known.
+    pub fn refusals(gguf: &Arc<Gguf>) -> Vec<LoadError> {
+        let (family, config) = match read(Purpose::Either, gguf) {
+            Ok(read) => read,
+            Err(error) => return vec![error],
+        };
+        let mut builder = match Builder::new(&config, gguf, &[], Faults::Collect(Vec::new())) {
+            Ok(builder) => builder,
+            Err(error) => return vec![error],
+        };
+        let recorded = (family.record)(&mut builder);
+        builder.loader.into_faults(recorded)
+    }
+
     /// Returns the bytes that one token takes in a KV cache of type `kv_type`.
     pub fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
         self.plan.kv_bytes_per_token(kv_type)
     }
+}
+
+/// Reads the metadata of a model, and finds its architecture.
+fn read(purpose: Purpose, gguf: &Gguf) -> Result<(&'static Family, ModelConfig), LoadError> {
+    lora::refuse_adapter(gguf)?;
+    let meta = gguf.metadata();
+    let arch = meta.str("general.architecture")?;
+    let family = registry::family(arch)?;
+    let keys = Keys { gguf, meta, arch };
+    let mut config = (family.facts)(&keys, &family.key_facts)?;
+    config.check_ropes(&keys)?;
+    let facts = &family.key_facts.embedding;
+    let embedding = |pooling| Embedding::read(&keys, facts, config.reads, pooling);
+    config.embedding = match purpose {
+        Purpose::Text if config.reads == Reads::BothSides => {
+            let arch = arch.to_string();
+            return Err(LoadError::EmbeddingsOnly { arch });
+        }
+        Purpose::Text => None,
+        Purpose::Either if config.reads == Reads::Backward => None,
+        Purpose::Either => Some(embedding(None)?),
+        Purpose::Embeddings(pooling) => Some(embedding(pooling)?),
+    };
+    Ok((family, config))
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocmforge_gguf::{GgmlType, Gguf, quant};
+use rocmforge_gguf::{GgmlType, Gguf, TensorInfo, quant};
 use rocmforge_plan::{WeightEntry, WeightId, Weights};
 
 use crate::error::LoadError;
@@ -16,6 +16,31 @@ pub struct SkippedTensor {
     pub name: String,
     /// Why leaving it out cannot change the text.
     pub reason: &'static str,
+}
+
+/// Most faults that are collected: more are no help, and a damaged file may have any number.
+const MAX_FAULTS: usize = 1 << 12;
+
+/// What becomes of a tensor that is missing, or is not as the metadata implies.
+#[derive(Debug)]
+pub(crate) enum Faults {
+    /// The first one ends loading.
+    Refuse,
+    /// All of them are noted, and what is loaded is of no use.
+    Collect(Vec<LoadError>),
+}
+
+impl Faults {
+    /// Notes `error`, or returns it.
+    fn note(&mut self, error: LoadError) -> Result<(), LoadError> {
+        match self {
+            Faults::Collect(noted) if noted.len() < MAX_FAULTS => {
+                noted.push(error);
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
 }
 
 /// Collects the tensors that a plan uses, and finally rejects a file with tensors that are neither used nor skipped for
@@ -30,10 +55,11 @@ pub(crate) struct WeightLoader<'a> {
     /// For each tensor of the file, whether it is used or skipped.
     used: Vec<bool>,
     skipped: Vec<SkippedTensor>,
+    faults: Faults,
 }
 
 impl<'a> WeightLoader<'a> {
-    pub(crate) fn new(gguf: Arc<Gguf>, arch: &'a str) -> WeightLoader<'a> {
+    pub(crate) fn new(gguf: Arc<Gguf>, arch: &'a str, faults: Faults) -> WeightLoader<'a> {
         let used = vec![false; gguf.tensors().len()];
         WeightLoader {
             gguf,
@@ -42,6 +68,7 @@ impl<'a> WeightLoader<'a> {
             matrices: HashMap::new(),
             used,
             skipped: Vec::new(),
+            faults,
         }
     }
 
@@ -84,7 +111,9 @@ impl<'a> WeightLoader<'a> {
         dims: &[usize],
         rows: Range<usize>,
     ) -> Result<WeightId, LoadError> {
-        let tensor = self.checked(name, dims)?;
+        let Some(tensor) = self.checked(name, dims)? else {
+            return Ok(self.stand_in());
+        };
         let place = [tensor, rows.start, rows.len()];
         if let Some(&id) = self.matrices.get(&place) {
             return Ok(id);
@@ -98,18 +127,24 @@ impl<'a> WeightLoader<'a> {
         Ok(id)
     }
 
-    /// Returns the index of the tensor `name`, of these dimensions and a type that can be computed with.
-    fn checked(&mut self, name: &str, dims: &[usize]) -> Result<usize, LoadError> {
-        let tensor = self.find(name).ok_or_else(|| self.missing(name))?;
+    /// Returns the index of the tensor `name`, of these dimensions and a type that can be computed with; `None` if a fault
+    /// was noted.
+    fn checked(&mut self, name: &str, dims: &[usize]) -> Result<Option<usize>, LoadError> {
+        let Some(tensor) = self.find(name) else {
+            let error = self.missing(name);
+            self.faults.note(error)?;
+            return Ok(None);
+        };
         let info = &self.gguf.tensors()[tensor];
-        check_shape(name, &info.dims, dims)?;
-        if !info.ty.can_dequantize() {
-            return Err(LoadError::TensorType {
-                name: name.to_string(),
-                ty: info.ty.name(),
-            });
+        match check(name, info, dims) {
+            Ok(()) => Ok(Some(tensor)),
+            Err(error) => self.faults.note(error).map(|()| None),
         }
-        Ok(tensor)
+    }
+
+    /// Returns the id of nothing, in place of a tensor at fault.
+    fn stand_in(&mut self) -> WeightId {
+        self.push_vector(Vec::new())
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -128,9 +163,10 @@ impl<'a> WeightLoader<'a> {
         len: usize,
         factor: f64,
     ) -> Result<WeightId, LoadError> {
-        let mut values = self
-            .opt_values(name, len)?
-            .ok_or_else(|| self.missing(name))?;
+        let Some(tensor) = self.checked(name, &[len])? else {
+            return Ok(self.stand_in());
+        };
+        let mut values = self.values(tensor)?;
         scale(&mut values, factor);
         Ok(self.push(WeightEntry::Vector { values }))
     }
@@ -174,8 +210,21 @@ impl<'a> WeightLoader<'a> {
         };
         match values[0] {
             value if value.is_normal() => Ok(value),
-            value => Err(LoadError::TensorValue { name, value }),
+            value => {
+                self.faults.note(LoadError::TensorValue { name, value })?;
+                Ok(1.0)
+            }
         }
+    }
+
+    /// Adds a vector of `len` times `value`, which is not in the file.
+    pub(crate) fn push_constant(&mut self, len: usize, value: f32) -> WeightId {
+        let len = match self.faults {
+            Faults::Refuse => len,
+            // Nothing bounds the length of a vector beside tensors that are missing.
+            Faults::Collect(_) => 0,
+        };
+        self.push_vector(vec![value; len])
     }
 
     /// Adds a vector that is not in the file.
@@ -207,7 +256,10 @@ impl<'a> WeightLoader<'a> {
         n_in: usize,
     ) -> Result<[(WeightId, GgmlType); 2], LoadError> {
         let n_rows = n_key + n_value;
-        let tensor = self.checked(name, &[n_in, n_heads * n_rows])?;
+        let Some(tensor) = self.checked(name, &[n_in, n_heads * n_rows])? else {
+            let nothing = (self.stand_in(), GgmlType::F32);
+            return Ok([nothing; 2]);
+        };
         let info = &self.gguf.tensors()[tensor];
         let (ty, data) = (info.ty, self.gguf.tensor_data(info));
         let row_bytes = data.len() / (n_heads * n_rows);
@@ -259,20 +311,19 @@ impl<'a> WeightLoader<'a> {
     }
 
     fn opt_values_of(&mut self, name: &str, dims: &[usize]) -> Result<Option<Vec<f32>>, LoadError> {
-        let Some(tensor) = self.find(name) else {
+        if !self.has(name) {
             return Ok(None);
-        };
-        let info = &self.gguf.tensors()[tensor];
-        check_shape(name, &info.dims, dims)?;
-        if !info.ty.can_dequantize() {
-            return Err(LoadError::TensorType {
-                name: name.to_string(),
-                ty: info.ty.name(),
-            });
         }
-        let mut values = vec![0.0; dims.iter().product()];
+        let tensor = self.checked(name, dims)?;
+        tensor.map(|tensor| self.values(tensor)).transpose()
+    }
+
+    /// Returns the values of a tensor that has been checked.
+    fn values(&self, tensor: usize) -> Result<Vec<f32>, LoadError> {
+        let info = &self.gguf.tensors()[tensor];
+        let mut values = vec![0.0; info.n_elements() as usize];
         quant::dequantize(info.ty, self.gguf.tensor_data(info), &mut values)?;
-        Ok(Some(values))
+        Ok(values)
     }
 
     /// Leaves out the tensors that `is_skipped` selects by name. `reason` says why that cannot change the text.
@@ -290,16 +341,34 @@ impl<'a> WeightLoader<'a> {
 
     /// Finishes loading; returns the weights and the tensors that were left out. An unused tensor means that the plan
     /// does not match the file, which is an error.
-    pub(crate) fn finish(self) -> Result<(Weights, Vec<SkippedTensor>), LoadError> {
+    pub(crate) fn finish(mut self) -> Result<(Weights, Vec<SkippedTensor>), LoadError> {
+        self.refuse_unused()?;
+        Ok((Weights::new(self.gguf, self.entries), self.skipped))
+    }
+
+    fn refuse_unused(&mut self) -> Result<(), LoadError> {
         for (info, used) in self.gguf.tensors().iter().zip(&self.used) {
             if !used {
-                return Err(LoadError::UnusedTensor {
+                self.faults.note(LoadError::UnusedTensor {
                     name: rocmforge_gguf::shown(&info.name),
                     arch: self.arch.to_string(),
-                });
+                })?;
             }
         }
-        Ok((Weights::new(self.gguf, self.entries), self.skipped))
+        Ok(())
+    }
+
+    /// Finishes a loader that collects faults, with what recording the plan returned.
+    pub(crate) fn into_faults<T>(mut self, recorded: Result<T, LoadError>) -> Vec<LoadError> {
+        // A plan that was recorded in part has not used every tensor.
+        let error = match recorded {
+            Ok(_) => self.refuse_unused().err(),
+            Err(error) => Some(error),
+        };
+        match self.faults {
+            Faults::Refuse => error.into_iter().collect(),
+            Faults::Collect(noted) => noted.into_iter().chain(error).collect(),
+        }
     }
 
     fn find(&mut self, name: &str) -> Option<usize> {
@@ -331,6 +400,18 @@ fn scale(values: &mut [f32], factor: f64) {
         for value in values {
             *value = (f64::from(*value) * factor) as f32;
         }
+    }
+}
+
+/// Checks the shape and the type of a tensor.
+fn check(name: &str, info: &TensorInfo, dims: &[usize]) -> Result<(), LoadError> {
+    check_shape(name, &info.dims, dims)?;
+    match info.ty.can_dequantize() {
+        true => Ok(()),
+        false => Err(LoadError::TensorType {
+            name: name.to_string(),
+            ty: info.ty.name(),
+        }),
     }
 }
 

@@ -58,6 +58,7 @@ use timed::{TimedStep, Timing};
 use transfers::Transfers;
 use tune::{IdleTuning, Tuner};
 use weights::DeviceWeights;
+pub(crate) use weights::file_bytes;
 
 /// Sequences of the largest graph; the sizes of graphs are powers of two.
 const MAX_BUCKET: usize = 64;

@@ -33,5 +33,6 @@ pub use config::{ContextPolicy, Device, EngineConfig, PrefixSharing};
 pub use error::{ConfigError, DeviceError, RuntimeError};
 pub use executor::{Executor, Pending};
 pub use limits::{Limits, Output, Resolved};
+pub use place::{Fit, Fits, fit};
 pub use start::{Started, start};
 pub use times::StepObserver;

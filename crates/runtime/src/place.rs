@@ -1,6 +1,7 @@
 //! Offload: which layers of a model run on the GPU, as the user sets or as many as fit in its memory.
 
 mod cpu_bytes;
+mod fit;
 
 use std::ops::RangeInclusive;
 
@@ -11,6 +12,7 @@ use crate::error::{ConfigError, RuntimeError};
 use crate::gpu::{self, Experts, GpuLayers, Offload};
 use crate::limits::{self, MemoryBudget, Output, Resolved};
 use cpu_bytes::CpuBytes;
+pub use fit::{Fit, Fits, fit};
 use rocmforge_cpu::memory;
 use rocmforge_model::Model;
 use rocmforge_plan::{Placement, Plan, PlanPart, Side, Split};

@@ -17,6 +17,7 @@ mod external;
 mod generate;
 mod gpu;
 mod gpu_faults;
+mod inspect;
 mod lora;
 mod manual;
 #[cfg(feature = "pull")]

@@ -221,7 +221,7 @@ fn attention(
                 false => k,
             };
             let v = {
-                let ones = m.loader.push_vector(vec![1.0; facts.v_dim]);
+                let ones = m.loader.push_constant(facts.v_dim, 1.0);
                 m.plan.rms_norm(v, ones, m.config.norm_eps)
             };
             let q = normed(m, q, &q_norm, facts)?;

@@ -111,6 +111,12 @@ pub(crate) fn device_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<
     Ok(n_bytes + vectors as u64)
 }
 
+/// Returns the bytes of the matrices of `plan` as they are in the file.
+pub(crate) fn file_bytes(plan: &Plan, weights: &Weights) -> u64 {
+    let matrices = Inventory::new(plan, weights).matrices.into_iter();
+    matrices.map(|file| file.weight.data.len() as u64).sum()
+}
+
 /// Returns the bytes of the staging buffers that upload the weights of `plan`.
 pub(crate) fn staging_bytes(plan: &Plan, weights: &Weights) -> u64 {
     let matrices = Inventory::new(plan, weights).matrices.into_iter();

@@ -306,3 +306,50 @@ fn shared_memory_is_counted_once() {
     assert!(fits(false, 10 << 10));
     assert!(!fits(false, 11 << 10));
 }
+
+/// The outcome follows the free memory, and the bytes that are asked for are enough.
+#[test]
+fn a_fit_says_how_much_of_a_model_fits() {
+    let model = embedded();
+    let settings = config(Some(2048));
+    let on_cpu = |config: &EngineConfig, free| fit::on_cpu(&model, config, free);
+    let whole = on_cpu(&settings, None).unwrap();
+    assert_eq!((whole.n_ctx, whole.fits), (2048, Fits::Whole));
+    // The file has 7 MiB of weights, and the cache takes 10 MiB.
+    assert!((17 * MIB..40 * MIB).contains(&whole.needed_bytes));
+    for (free, fits) in [
+        (whole.needed_bytes, Fits::Whole),
+        (whole.needed_bytes - 1, Fits::WithoutWeights),
+    ] {
+        let fit = on_cpu(&settings, Some(free)).unwrap();
+        assert_eq!((fit.fits, fit.free_bytes), (fits, Some(free)));
+        assert_eq!(fit.needed_bytes, whole.needed_bytes);
+    }
+    let error = on_cpu(&settings, Some(8 * MIB)).unwrap_err().to_string();
+    assert!(error.contains("use a context of"), "{error}");
+    // A context that nobody asked for shrinks.
+    let shrunk = fit::on_cpu(&model, &config(None), Some(12 * MIB)).unwrap();
+    assert!(shrunk.n_ctx < 2048, "{shrunk:?}");
+
+    let Some(gpu) = gpu() else { return };
+    let on_gpu = |gpu_bytes, machine| {
+        let memory = Memory {
+            gpu: gpu_bytes,
+            machine: Some(machine),
+            is_shared: false,
+        };
+        fit::on_gpu(&model, &settings, &gpu, memory)
+    };
+    let whole = on_gpu(GIB, GIB).unwrap();
+    assert_eq!(whole.fits, Fits::Whole);
+    let enough = on_gpu(whole.needed_bytes, GIB).unwrap();
+    assert_eq!(enough.fits, Fits::Whole);
+    let less = on_gpu(whole.needed_bytes - MIB, GIB).unwrap();
+    let of = model.plan.kv.len();
+    assert!(
+        matches!(less.fits, Fits::Layers { n, of: all } if (1..=of).contains(&n) && all == of),
+        "{less:?}"
+    );
+    assert_eq!(less.needed_bytes, whole.needed_bytes);
+    assert!(on_gpu(MIB, GIB).is_err());
+}
