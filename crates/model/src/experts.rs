@@ -125,7 +125,7 @@ pub(crate) fn with_shared(
     })
 }
 
-/// Adds a shared expert of the stated width, if the file has one; else of width `default`.
+/// Adds a shared expert of the stated width, if the file has one; else of width `default`. A width of zero is none.
 pub(crate) fn with_stated_shared(
     keys: &Keys<'_>,
     experts: Experts,
@@ -133,6 +133,7 @@ pub(crate) fn with_stated_shared(
 ) -> Result<Experts, LoadError> {
     let stated = keys.opt_count("expert_shared_feed_forward_length", MAX_DIM)?;
     let n_ff = stated.filter(|&n_ff| n_ff > 0).or(default);
+    let n_ff = n_ff.filter(|&n_ff| n_ff > 0);
     Ok(Experts {
         shared: n_ff.map(|n_ff| SharedExpert {
             n_ff,

@@ -5,7 +5,7 @@ use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores};
 
 use crate::embedding::{Embedding, EmbeddingFacts, Reads};
 use crate::error::LoadError;
-use crate::keys::{Keys, MAX_DIM, MAX_LAYERS};
+use crate::keys::{Keys, MAX_DIM, MAX_LAYERS, MAX_ROTATED};
 use crate::rope::{FrequencyFactors, Rope};
 
 /// Metadata key of the epsilon of RMS norms.
@@ -181,7 +181,7 @@ impl ModelConfig {
     pub(crate) fn check_ropes(&self, keys: &Keys<'_>) -> Result<(), LoadError> {
         for layer in &self.layers {
             let n_rot = layer.rope.map_or(0, |rope| self.ropes[rope].n_rot);
-            if n_rot > layer.k_dim || n_rot % 2 != 0 {
+            if n_rot > layer.k_dim.min(MAX_ROTATED) || n_rot % 2 != 0 {
                 const OF_WINDOWS: &str = "rope.dimension_count_swa";
                 let has_own = keys.meta.get(&keys.key(OF_WINDOWS)).is_some();
                 let key = match has_own && layer.rope != Some(0) {

@@ -7,6 +7,8 @@ use crate::error::LoadError;
 /// Upper bounds for metadata values, above those of any real model; a larger value means a damaged file.
 pub(crate) const MAX_LAYERS: usize = 4096;
 pub(crate) const MAX_DIM: usize = 1 << 24;
+/// Rotated values of a head: RoPE has a table of them.
+pub(crate) const MAX_ROTATED: usize = 1 << 16;
 pub(crate) const MAX_EXPERTS: usize = 1024;
 
 /// Reads keys of the GGUF specification, prefixed by the architecture's name.

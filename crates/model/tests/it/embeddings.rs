@@ -3,11 +3,10 @@
 
 use std::sync::Arc;
 
-use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_gguf::{GgmlType, Gguf, OwnedValue};
 use rocmforge_model::{LoadError, Model, PooledTokens, Pooling, Purpose};
 use rocmforge_testkit::models::embeddings::{self, CASES};
 
-use crate::families::{names_its_reason, values};
 use crate::plans::{open, rewritten};
 
 const KEYS: [&str; 12] = [
@@ -164,4 +163,30 @@ fn heads_that_nothing_needs_are_left_out() {
     let model = Model::load_for(mean, llama, &[]).unwrap();
     let names: Vec<&str> = model.skipped.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["output.weight"]);
+}
+
+fn values() -> Vec<Option<OwnedValue>> {
+    vec![
+        None,
+        Some(0u32.into()),
+        Some(1u32.into()),
+        Some(3u32.into()),
+        Some(u32::MAX.into()),
+        Some(u64::MAX.into()),
+        Some((-1i32).into()),
+        Some(2.5f32.into()),
+        Some(f32::NAN.into()),
+        Some(f32::MAX.into()),
+        Some(true.into()),
+        Some("text".into()),
+        Some(vec![1i32, 2].into()),
+        Some(vec![false; 5000].into()),
+    ]
+}
+
+/// Whether an error names a key, a tensor or what is not supported.
+fn names_its_reason(error: &LoadError, key: &str) -> bool {
+    let text = error.to_string();
+    let reasons = [key, "metadata key '", "tensor `", "which is not supported"];
+    reasons.iter().any(|reason| text.contains(reason))
 }

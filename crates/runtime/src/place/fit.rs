@@ -4,7 +4,7 @@ use super::{Memory, Place, Planner};
 use crate::config::{Device, EngineConfig};
 use crate::error::{ConfigError, RuntimeError};
 use crate::gpu::{self, Experts};
-use crate::limits::{self, MemoryBudget};
+use crate::limits::{self, MemoryBudget, Output};
 use rocmforge_cpu::memory;
 use rocmforge_gpu::Gpu;
 use rocmforge_model::Model;
@@ -58,7 +58,7 @@ pub(super) fn on_cpu(
     let n_ctx = limits::resolve(model, config, free_bytes)?.limits.n_ctx;
     let budget = MemoryBudget {
         weight_bytes: gpu::file_bytes(&model.plan, &model.weights),
-        ..MemoryBudget::for_plan(&model.plan, config, free_bytes)
+        ..MemoryBudget::for_plan((&model.plan, Output::of(model)), config, free_bytes)
     };
     let n_tokens = limits::cache_tokens(config, n_ctx);
     Ok(Fit {

@@ -1,0 +1,228 @@
+//! Every key of every architecture with hostile values: a file is loaded, or refused with a sentence, in bounded memory.
+//! A test program of its own, because its allocator counts.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, Writer};
+use rocmforge_model::Model;
+use rocmforge_plan::{Fusion, KvType};
+use rocmforge_testkit::models::{self, families};
+
+/// Counts live bytes of each thread and their peak.
+struct Counting;
+
+thread_local! {
+    static LIVE: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
+
+fn count(n: isize) {
+    let live = LIVE.get() + n;
+    LIVE.set(live);
+    PEAK.set(PEAK.get().max(live));
+}
+
+// SAFETY: every call is passed on unchanged to the system's allocator; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller's promises are those of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller's promises are those of the system's allocator.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        // SAFETY: `ptr` came from `alloc` above with this layout.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes that loading may take: RoPE tables and vectors of the models here take a few megabytes.
+const MOST_BYTES: isize = 64 << 20;
+
+const N_LAYERS: usize = 2;
+
+/// Out of range, of another type, of another length, and not a number.
+fn values() -> Vec<OwnedValue> {
+    vec![
+        0u32.into(),
+        1u32.into(),
+        3u32.into(),
+        1024u32.into(),
+        (1u32 << 24).into(),
+        (1u32 << 31).into(),
+        (1u64 << 60).into(),
+        u64::MAX.into(),
+        (-1i32).into(),
+        i64::MIN.into(),
+        0.0f32.into(),
+        (-1.0f32).into(),
+        1e-30f32.into(),
+        f32::MAX.into(),
+        f32::NAN.into(),
+        f32::INFINITY.into(),
+        true.into(),
+        "".into(),
+        "text".into(),
+        Vec::<i32>::new().into(),
+        vec![1u32].into(),
+        vec![0u32; N_LAYERS].into(),
+        vec![u32::MAX; N_LAYERS].into(),
+        vec![-1i32; N_LAYERS].into(),
+        vec![f32::NAN; N_LAYERS].into(),
+        vec![false; 5000].into(),
+        vec!["a"; N_LAYERS].into(),
+    ]
+}
+
+/// Keys that the loader reads and that no model of the tests has.
+const OTHER_KEYS: [&str; 3] = [
+    "attention.causal",
+    "rope.scale_linear",
+    "rope.scaling.finetuned",
+];
+
+/// Loads the file; returns what the loader says if it refuses it.
+fn load(writer: &Writer<'_>, what: &str) -> Option<String> {
+    let gguf = Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap());
+    let before = LIVE.get();
+    PEAK.set(before);
+    let refusals = Model::refusals(&gguf);
+    let loaded = Model::load(Arc::clone(&gguf));
+    let said = match loaded {
+        Ok(model) => {
+            // What a program computes before it allocates memory for the model.
+            let plan = model.compiled_plan(Fusion::On);
+            plan.buffer_bytes(512, 64);
+            plan.kv_bytes_per_token(KvType::F16);
+            assert!(refusals.is_empty(), "{what}: loads, but {refusals:?}");
+            None
+        }
+        Err(error) => {
+            let said = error.to_string();
+            assert!(!refusals.is_empty(), "{what}: {said}");
+            for refusal in refusals.iter().map(ToString::to_string) {
+                let is_a_line = !refusal.contains(['\n', '\r']) && refusal.len() < 2000;
+                assert!(is_a_line && !refusal.is_empty(), "{what}: {refusal}");
+            }
+            Some(said)
+        }
+    };
+    let peak = PEAK.get() - before;
+    assert!(peak <= MOST_BYTES, "{what}: {peak} bytes");
+    said
+}
+
+/// The models of the tests.
+fn names() -> impl Iterator<Item = &'static str> {
+    models::NAMES.into_iter().chain(families::names())
+}
+
+/// The model, without its vocabulary.
+fn model(name: &str) -> Writer<'static> {
+    let model = models::model_of(name, GgmlType::Q4_0, N_LAYERS)
+        .or_else(|| families::model_of(name, GgmlType::Q4_0, N_LAYERS));
+    let gguf = Gguf::from_vec(model.unwrap().unwrap().to_vec().unwrap()).unwrap();
+    let mut out = Writer::new(arch(&gguf));
+    let metadata = gguf.metadata().iter();
+    for (key, value) in metadata.filter(|(key, _)| !key.starts_with("tokenizer.")) {
+        out.set(key, value);
+    }
+    for info in gguf.tensors() {
+        let data = gguf.tensor_data(info).to_vec();
+        out.add_tensor(&info.name, &info.dims, info.ty, data)
+            .unwrap();
+    }
+    out
+}
+
+fn arch(gguf: &Gguf) -> &str {
+    gguf.metadata().str("general.architecture").unwrap()
+}
+
+/// The keys that any of the models has, without the architecture's name.
+fn keys() -> BTreeSet<String> {
+    let of_model = |name| {
+        let gguf = Gguf::from_vec(model(name).to_vec().unwrap()).unwrap();
+        let prefix = format!("{}.", arch(&gguf));
+        let keys = gguf.metadata().iter().map(|(key, _)| key);
+        let own = keys.filter_map(|key| key.strip_prefix(&prefix).map(str::to_string));
+        own.collect::<Vec<String>>()
+    };
+    let others = OTHER_KEYS.into_iter().map(str::to_string);
+    names().flat_map(of_model).chain(others).collect()
+}
+
+/// Whether a sentence names a key, a tensor or what is not supported.
+fn names_its_reason(said: &str) -> bool {
+    let reasons = [
+        "metadata `",
+        "metadata key '",
+        "tensor `",
+        "which is not supported",
+    ];
+    reasons.iter().any(|reason| said.contains(reason))
+}
+
+/// Tries the keys of all models on every fourth model, from `shard` on: an architecture may read a key that its released
+/// files do not have.
+fn any_value_of_any_key(shard: usize) {
+    let keys = keys();
+    assert!(keys.len() > 50, "{keys:?}");
+    let mut n_refused = 0;
+    for name in names().skip(shard).step_by(4) {
+        let model = model(name);
+        let own = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
+        let arch = arch(&own);
+        assert_eq!(load(&model, name), None);
+        for key in &keys {
+            let full = format!("{arch}.{key}");
+            let is_own = own.metadata().get(&full).is_some();
+            for value in values().into_iter().step_by(if is_own { 1 } else { 3 }) {
+                let what = format!("{name}: {key} = {value:?}");
+                let mut changed = model.clone();
+                changed.set(&full, value);
+                let loaded = catch_unwind(AssertUnwindSafe(|| load(&changed, &what)));
+                let refused = loaded.unwrap_or_else(|_| panic!("{what}"));
+                if let Some(said) = refused {
+                    assert!(names_its_reason(&said), "{what}: {said}");
+                    n_refused += 1;
+                }
+            }
+        }
+    }
+    assert!(n_refused > 1000, "{n_refused}");
+}
+
+#[test]
+fn any_value_of_any_key_0() {
+    any_value_of_any_key(0);
+}
+
+#[test]
+fn any_value_of_any_key_1() {
+    any_value_of_any_key(1);
+}
+
+#[test]
+fn any_value_of_any_key_2() {
+    any_value_of_any_key(2);
+}
+
+#[test]
+fn any_value_of_any_key_3() {
+    any_value_of_any_key(3);
+}
