@@ -1,5 +1,6 @@
 //! `cargo xtask`: tasks of the repository that are not part of the program.
 
+mod catalogue;
 mod compare_devices;
 mod compare_llama;
 mod compare_quantize;
