@@ -38,6 +38,8 @@ mod prompt;
 #[cfg(feature = "pull")]
 mod pull;
 mod quantize;
+#[cfg(feature = "pull")]
+mod recommend;
 mod rerank;
 mod resolve;
 mod session;

@@ -9,11 +9,12 @@ use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use rocmforge_gguf::{escape_control, shown, shown_message};
-use rocmforge_hub::{Available, Event, Hub, HubConfig, ModelsFolder, Reference, Token};
+use rocmforge_hub::{Available, Event, Hub, HubConfig, ModelsFolder, Reference, Selection, Token};
 
 use crate::args::{Cli, Command, PullArgs, StoreArgs};
 use crate::exit::{self, usage};
 use crate::output::{self, Out, size};
+use crate::recommend::{self, Advice};
 use crate::wrap;
 
 /// Most models to list when the user has to choose.
@@ -52,7 +53,26 @@ fn download(args: &PullArgs) -> Result<PathBuf> {
         retries: args.retries,
     })?;
     let mut progress = Progress::default();
-    let pulled = folder.pull(&hub, reference, &mut |event| progress.show(&event));
+    let memories = match reference.selection {
+        Selection::Default => recommend::memories(args.memory),
+        Selection::Quant(_) | Selection::File(_) => Vec::new(),
+    };
+    let choice = |models: &[Available]| {
+        let Some(advice) = recommend::advice(models, &memories) else {
+            return Ok(None);
+        };
+        show(models, &advice);
+        match advice.fits() {
+            true => {
+                output::note(&advice.reason());
+                Ok(Some(advice.at))
+            }
+            false => Err(advice.reason()),
+        }
+    };
+    let pulled = folder.pull_choice(&hub, reference, &choice, &mut |event| {
+        progress.show(&event);
+    });
     // Clears the bar.
     drop(progress);
     Ok(pulled.inspect_err(|error| list(error.available()))?)
@@ -62,6 +82,19 @@ fn token(args: &PullArgs) -> Result<Option<Token>> {
     match &args.token {
         Some(token) => Ok(Some(token.clone())),
         None => Token::from_env().map_err(|error| usage(format!("HF_TOKEN: {error}"))),
+    }
+}
+
+/// Shows all models, and marks the recommended one.
+fn show(models: &[Available], advice: &Advice<'_>) {
+    for (at, model) in models.iter().enumerate().take(MAX_LISTED) {
+        let is_chosen = at == advice.at && advice.fits();
+        let mark = if is_chosen { '*' } else { ' ' };
+        let name = shown(&model.name);
+        output::note(&format!("{mark} {:>10}  {name}", size(model.bytes)));
+    }
+    if models.len() > MAX_LISTED {
+        output::note(&format!("  and {} more", models.len() - MAX_LISTED));
     }
 }
 

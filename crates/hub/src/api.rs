@@ -26,6 +26,10 @@ pub(crate) struct RemoteFile {
     pub(crate) sha256: Option<String>,
 }
 
+/// Chooses one of the models that are whole, by index, where the reference names none; `None` for the usual choice. An
+/// error says why none should be downloaded.
+pub type Choice<'a> = dyn Fn(&[Available]) -> Result<Option<usize>, String> + 'a;
+
 /// The files to download.
 pub(crate) struct Plan {
     /// The commit of the revision, so that all files are from the same one.
@@ -58,6 +62,7 @@ struct Lfs {
 pub(crate) fn plan(
     hub: &Hub,
     reference: &Reference,
+    choice: &Choice<'_>,
     observe: &mut Observer<'_>,
 ) -> Result<Plan, Error> {
     let repo = &reference.repo;
@@ -80,7 +85,7 @@ pub(crate) fn plan(
     });
     let files: Vec<(String, Sibling)> = files.map(|file| (file.rfilename.clone(), file)).collect();
     let groups = names::group(files);
-    let chosen = choose(&groups, reference)?;
+    let chosen = choose(&groups, reference, choice)?;
     if chosen.n_missing > 0 {
         return Err(Error::MissingParts {
             repo: repo.clone(),
@@ -122,6 +127,7 @@ fn ask(hub: &Hub, repo: &str, path: &str) -> Result<Vec<u8>, Failure> {
 fn choose<'a>(
     groups: &'a [ModelFiles<Sibling>],
     reference: &Reference,
+    choice: &Choice<'_>,
 ) -> Result<&'a ModelFiles<Sibling>, Error> {
     let choice = match &reference.selection {
         Selection::File(path) => {
@@ -131,7 +137,19 @@ fn choose<'a>(
             groups.iter().find(has).ok_or(NoChoice::Missing)
         }
         Selection::Quant(quant) => names::choose(groups, Some(quant)),
-        Selection::Default => names::choose(groups, None),
+        Selection::Default => {
+            let whole = groups.iter().filter(|group| group.n_missing == 0);
+            let whole: Vec<&ModelFiles<Sibling>> = whole.collect();
+            let listed: Vec<Available> = whole.iter().map(|group| available(group)).collect();
+            let chosen = choice(&listed).map_err(|reason| Error::NoChoice {
+                repo: reference.repo.clone(),
+                reason,
+            })?;
+            match chosen.and_then(|at| whole.get(at)) {
+                Some(group) => Ok(*group),
+                None => names::choose(groups, None),
+            }
+        }
     };
     choice.map_err(|problem| {
         let (repo, wanted) = (reference.repo.clone(), reference.selection.clone());

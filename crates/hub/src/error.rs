@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use rocmforge_gguf::{shown, shown_list, shown_message};
 
-use crate::display;
 use crate::reference::{Reference, Selection};
+use crate::{display, names};
 
 /// Why a model could not be found, listed, removed or downloaded.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +64,9 @@ pub enum Error {
         wanted: Selection,
         available: Vec<Available>,
     },
+    /// No model was chosen, for a reason of the caller.
+    #[error("no model of {repo} was chosen: {reason}")]
+    NoChoice { repo: String, reason: String },
     #[error("{repo} has only {found} of the {expected} parts of {}", shown(.name))]
     MissingParts {
         repo: String,
@@ -128,6 +131,13 @@ pub enum Error {
 pub struct Available {
     pub name: String,
     pub bytes: u64,
+}
+
+impl Available {
+    /// Returns whether the name states this quantization, such as `Q4_K_M`.
+    pub fn is_quant(&self, quant: &str) -> bool {
+        names::states_quant(&self.name, quant)
+    }
 }
 
 impl Error {

@@ -64,6 +64,8 @@ pub use names::ModelFiles;
 pub use reference::{Reference, Selection};
 
 #[cfg(feature = "download")]
+pub use api::Choice;
+#[cfg(feature = "download")]
 pub use client::{Hub, HubConfig, Token};
 #[cfg(feature = "download")]
 pub use event::Event;

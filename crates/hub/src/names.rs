@@ -128,16 +128,21 @@ pub(crate) fn group<T>(files: impl IntoIterator<Item = (String, T)>) -> Vec<Mode
 impl<T> ModelFiles<T> {
     /// Returns whether the name states this quantization: `MODEL-Q4_K_M.gguf`, `Q4_K_M/MODEL-00001-of-00002.gguf`.
     pub(crate) fn is_quant(&self, quant: &str) -> bool {
-        let name = self.name.to_ascii_lowercase();
-        let quant = quant.to_ascii_lowercase();
-        name.match_indices(&quant).any(|(at, _)| {
-            let before = name[..at].chars().next_back();
-            let after = name[at + quant.len()..].chars().next();
-            // An underscore continues the name: Q4_K does not match Q4_K_M.
-            !before.is_some_and(char::is_alphanumeric)
-                && !after.is_some_and(|c| c.is_alphanumeric() || c == '_')
-        })
+        states_quant(&self.name, quant)
     }
+}
+
+/// Returns whether a model's name states this quantization.
+pub(crate) fn states_quant(name: &str, quant: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let quant = quant.to_ascii_lowercase();
+    name.match_indices(&quant).any(|(at, _)| {
+        let before = name[..at].chars().next_back();
+        let after = name[at + quant.len()..].chars().next();
+        // An underscore continues the name: Q4_K does not match Q4_K_M.
+        !before.is_some_and(char::is_alphanumeric)
+            && !after.is_some_and(|c| c.is_alphanumeric() || c == '_')
+    })
 }
 
 /// Why no model could be chosen.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rocmforge_gguf::{Gguf, LoadMode, open_regular};
 
 use crate::LOCK_NAME;
-use crate::api::{self, RemoteFile};
+use crate::api::{self, Choice, RemoteFile};
 use crate::client::Hub;
 use crate::download::{self, Download};
 use crate::error::Error;
@@ -32,8 +32,22 @@ impl ModelsFolder {
         reference: &Reference,
         observe: &mut dyn FnMut(Event<'_>),
     ) -> Result<PathBuf, Error> {
+        self.pull_choice(hub, reference, &|_| Ok(None), observe)
+    }
+
+    /// As [`ModelsFolder::pull`], where `choice` chooses if the reference leaves it open.
+    ///
+    /// # Errors
+    /// As [`ModelsFolder::pull`].
+    pub fn pull_choice(
+        &self,
+        hub: &Hub,
+        reference: &Reference,
+        choice: &Choice<'_>,
+        observe: &mut dyn FnMut(Event<'_>),
+    ) -> Result<PathBuf, Error> {
         let repo = &reference.repo;
-        let plan = api::plan(hub, reference, observe)?;
+        let plan = api::plan(hub, reference, choice, observe)?;
         let files: Vec<(PathBuf, &RemoteFile)> = plan
             .files
             .iter()

@@ -21,7 +21,7 @@ pub struct Reference {
 /// Which model of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// A default quantization (Q4_K_M, else Q4_0), else the only model.
+    /// What the caller of a pull chooses, else a default quantization (Q4_K_M, else Q4_0), else the only model.
     Default,
     /// The model with this quantization.
     Quant(String),

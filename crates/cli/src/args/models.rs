@@ -57,6 +57,9 @@ pub struct PullArgs {
     pub model: rocmforge_hub::Reference,
     #[command(flatten)]
     pub store: StoreArgs,
+    /// Memory to choose a quantization for, if MODEL names none [default: the free memory of a GPU, else of the machine]
+    #[arg(long, value_name = "MIB")]
+    pub memory: Option<u32>,
     /// Hub address
     #[arg(
         long,

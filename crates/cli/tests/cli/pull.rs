@@ -391,6 +391,58 @@ fn pulls_all_parts_of_a_split_model() {
         .fails(1, "only 1 of the 2 parts");
 }
 
+/// Without a quantization, the best that fits in the memory is downloaded, and a line says why.
+#[test]
+fn recommends_the_quantization_that_fits() {
+    // Sizes that only the listing has.
+    let small = model(1);
+    let sized = |asked: &Asked, repo: &Repo| {
+        let answer = repo.answer(asked);
+        if asked.is_file() {
+            return answer;
+        }
+        let mut info = repo.info();
+        for file in info["siblings"].as_array_mut().unwrap() {
+            let gib = match file["rfilename"].as_str().unwrap() {
+                "m-Q2_K.gguf" => continue,
+                "m-Q4_K_M.gguf" => 5u64,
+                "m-Q6_K.gguf" => 7,
+                _ => 16,
+            };
+            file["size"] = (gib << 30).into();
+            file["lfs"]["size"] = (gib << 30).into();
+        }
+        status(200).body(info.to_string())
+    };
+    let repo = Repo::new(&[
+        ("m-F16.gguf", &small),
+        ("m-Q2_K.gguf", &small),
+        ("m-Q4_K_M.gguf", &small),
+        ("m-Q6_K.gguf", &small),
+    ]);
+    let hub = MockHub::start(move |asked| sized(asked, &repo));
+    let folder = Folder::new();
+    let memory = |mib| folder.pull(&hub, "hf:o/r", &["--memory", mib, "--retries", "0"]);
+    // The choice is shown before anything else goes wrong: the hub has fewer bytes than it says.
+    for (mib, name) in [("20000", "Q6_K"), ("8000", "Q4_K_M")] {
+        let run = memory(mib);
+        let line = format!("choosing {name}: the best of 4 that fits in");
+        assert!(run.stderr.contains(&line), "{}", run.stderr);
+        assert!(run.stderr.contains("given with --memory"), "{}", run.stderr);
+        for file in ["  16.0 GiB  m-F16.gguf", "GiB  m-Q6_K.gguf"] {
+            assert!(run.stderr.contains(file), "{}", run.stderr);
+        }
+    }
+    let run = memory("2000").ok();
+    assert!(run.stderr.contains("choosing Q2_K"), "{}", run.stderr);
+    assert_eq!(fs::read(folder.path("o/r/m-Q2_K.gguf")).unwrap(), small);
+    // Nothing that does not fit is downloaded unless it is named.
+    let n_before = hub.asked_files().len();
+    memory("500").fails(1, "even the smallest, Q2_K, exceeds the 500.0 MiB");
+    assert_eq!(hub.asked_files().len(), n_before);
+    folder.pull(&hub, "hf:o/r:Q2_K", &["--memory", "500"]).ok();
+}
+
 #[test]
 fn lists_the_models_when_the_choice_is_ambiguous() {
     let bytes = model(1);
