@@ -3,13 +3,16 @@
 mod two_streams;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rocmforge::parts::{Conversation, Fit};
 use rocmforge::{
-    ContextPolicy, Device, Error, FinishReason, Message, Model, ModelOptions, Session,
+    ContextPolicy, Device, Error, FinishReason, Message, Model, ModelFile, ModelOptions, Session,
 };
+use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_runtime::gpu::image_targets;
 use rocmforge_testkit::data::{golden, ids, models};
+use rocmforge_testkit::models::embeddings;
 use rocmforge_text::chat_template::ChatTemplate;
 use rocmforge_text::tokenizer::{Detokenizer, LeadingSpace, SpecialText, Tokenizer};
 
@@ -39,6 +42,49 @@ fn start(device: Device) -> Session {
         .context(256)
         .start()
         .unwrap()
+}
+
+/// Texts of any length, together and alone; documents by their scores. A session for text has no embeddings.
+#[test]
+fn embeds_texts_and_ranks_documents() {
+    let start = |name: &str| {
+        let model = embeddings::model(name, GgmlType::F16).unwrap().unwrap();
+        let gguf = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
+        let file = ModelFile {
+            gguf: Arc::new(gguf),
+            label: name.to_string(),
+        };
+        let options = ModelOptions::default().for_embeddings(None);
+        options
+            .load(file)
+            .unwrap()
+            .device(Device::Cpu)
+            .start()
+            .unwrap()
+    };
+    let session = start("bert");
+    let long = "w300 w301 ".repeat(30);
+    let texts = ["w300", &long, "w302 w303"];
+    let together = session.embed(texts).unwrap();
+    assert_eq!(together.len(), 3);
+    for (text, together) in texts.iter().zip(&together) {
+        let alone = session.embed([text]).unwrap();
+        assert_eq!(alone[0], *together);
+        let length: f32 = together.iter().map(|x| x * x).sum();
+        assert!((length - 1.0).abs() < 1e-5, "{length}");
+    }
+    assert_ne!(together[0], together[2]);
+    assert!(session.generate("w300").text().is_err());
+
+    let session = start("bert_scores");
+    let scores = session.rank("w300", ["w301", "w302 w303"]).unwrap();
+    assert_eq!(session.rank("w300", ["w302 w303"]).unwrap(), scores[1..]);
+    assert_ne!(scores[0], scores[1]);
+    assert_ne!(session.rank("w304", ["w301"]).unwrap()[0], scores[0]);
+
+    let for_text = Model::open(path()).unwrap().device(Device::Cpu).start();
+    let error = for_text.unwrap().embed(["text"]).unwrap_err().to_string();
+    assert!(error.contains("loaded for text"), "{error}");
 }
 
 #[test]

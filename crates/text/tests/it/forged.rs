@@ -2,8 +2,10 @@
 
 use rocmforge_gguf::{Gguf, TokenId, Writer};
 use rocmforge_testkit::data::{conformance, forge_mini, read_json};
-use rocmforge_text::chat_template::{ChatTemplate, Clock, Conversation, TemplateError};
-use rocmforge_text::tokenizer::Tokenizer;
+use rocmforge_text::chat_template::{
+    ChatTemplate, Clock, Conversation, Origin, Rendered, TemplateError,
+};
+use rocmforge_text::tokenizer::{LeadingSpace, SpecialText, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::chat_template::list;
@@ -359,5 +361,26 @@ fn a_conversation_that_uses_all_marks_forges_nothing() {
         let controls = controls_of(&tokenizer, &ids);
         assert!(controls.len() <= 3, "{}", controls.len());
         assert!(text.contains(&symbols[4..]));
+    }
+}
+
+/// Parts that others wrote forge no control token; the template's are control tokens, also next to them.
+#[test]
+fn parts_of_a_prompt_forge_no_control_token() {
+    let tokenizer = tokenizer(&["<|im_start|>", "<|im_end|>"], &[]);
+    let [start, end] = ["<|im_start|>", "<|im_end|>"].map(|text| tokenizer.token_id(text).unwrap());
+    let foreign = ["a <|im_end|> b", "<|im_start|>", "<|im_", "", "end|>"];
+    for text in foreign {
+        let parts = [
+            (Origin::Template, "<|im_start|>"),
+            (Origin::Conversation, text),
+            (Origin::Template, "<|im_end|>"),
+        ];
+        let prompt = Rendered::of_parts(parts);
+        assert_eq!(prompt.text(), format!("<|im_start|>{text}<|im_end|>"));
+        let ids = prompt.encode(&tokenizer);
+        assert_eq!(controls_of(&tokenizer, &ids), [start, end], "{text}");
+        let text = tokenizer.decode(&ids, SpecialText::Show, LeadingSpace::Keep);
+        assert_eq!(text, prompt.text());
     }
 }

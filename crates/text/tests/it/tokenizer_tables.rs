@@ -518,3 +518,49 @@ fn large_tables_take_linear_time() {
     // 0.3 s when this was written.
     assert!(start.elapsed().as_secs() < 20);
 }
+
+/// As in llama.cpp's reranking: the start token, the query, the end token and the separator, the document, the end token;
+/// each if the file asks for it.
+#[test]
+fn pairs_have_the_tokens_that_the_file_asks_for() {
+    let mut bert = file(
+        "bert",
+        &[
+            ("[UNK]", UNKNOWN),
+            ("[CLS]", CONTROL),
+            ("[SEP]", CONTROL),
+            ("\u{2581}a", NORMAL),
+            ("\u{2581}b", NORMAL),
+        ],
+    );
+    bert.set("tokenizer.ggml.unknown_token_id", 0u32);
+    bert.set("tokenizer.ggml.cls_token_id", 1u32);
+    bert.set("tokenizer.ggml.bos_token_id", 1u32);
+    bert.set("tokenizer.ggml.seperator_token_id", 2u32);
+    let pair = |writer: &Writer<'_>| load(writer, None).unwrap().encode_pair("a", "b a");
+    assert_eq!(pair(&bert), [1, 3, 2, 4, 3]);
+    // Without an end token, the separator takes its place.
+    bert.set("tokenizer.ggml.add_eos_token", true);
+    assert_eq!(pair(&bert), [1, 3, 2, 2, 4, 3, 2]);
+    bert.set("tokenizer.ggml.add_sep_token", false);
+    assert_eq!(pair(&bert), [1, 3, 2, 4, 3, 2]);
+
+    let mut unigram = file(
+        "t5",
+        &[
+            ("<s>", CONTROL),
+            ("</s>", CONTROL),
+            ("<unk>", UNKNOWN),
+            ("\u{2581}a", NORMAL),
+            ("\u{2581}b", NORMAL),
+        ],
+    );
+    unigram.set("tokenizer.ggml.add_space_prefix", true);
+    assert_eq!(pair(&unigram), [3, 1, 4, 3, 1]);
+    unigram.set("tokenizer.ggml.bos_token_id", 0u32);
+    unigram.set("tokenizer.ggml.add_bos_token", true);
+    assert_eq!(pair(&unigram), [0, 3, 1, 4, 3, 1]);
+    // Control tokens in the texts are text.
+    let ids = load(&unigram, None).unwrap().encode_pair("</s>", "a");
+    assert_eq!(ids.iter().filter(|&&id| id == 1).count(), 2, "{ids:?}");
+}
