@@ -18,8 +18,8 @@ use rocmforge_cpu::Isa;
 
 pub(crate) use fixed_order::{FixedOrder, Kept};
 
-use candidates::{Candidates, probabilities, top_k};
-use random::{Use, pick, uniform};
+use candidates::{Candidates, top_k};
+use random::{Use, uniform};
 use rocmforge_plan::{SampleRow, Sampled, SamplerKind, SamplingParams, TokenLogprob};
 
 /// Samples a token. `logits` is `[n_vocab]` and may be changed. `just_sampled` is the row's input token if the engine
@@ -54,11 +54,16 @@ pub fn sample(
     let id = if params.is_greedy(others) {
         candidates.best(isa)
     } else {
+        // A temperature at the end changes the weights only, for which nothing has to be sorted.
+        let is_fixed = params.dynamic_temperature.range <= 0.0 && params.temperature > 0.0;
+        let (others, temperature) = match others.split_last() {
+            Some((SamplerKind::Temperature, others)) if is_fixed => (others, params.temperature),
+            _ => (others, 1.0),
+        };
         for &kind in others {
             run(isa, kind, &mut candidates, row, just_sampled);
         }
-        let best = candidates.best_first();
-        best[pick(&probabilities(best), chance(Use::Token))].id
+        candidates.draw(isa, temperature, chance(Use::Token))
     };
     Sampled { id, mu: None }
 }
@@ -100,7 +105,7 @@ fn run(
         SamplerKind::TopNSigma => truncate::top_n_sigma(candidates, params.top_n_sigma),
         SamplerKind::TopK => candidates.keep_best(params.top_k),
         SamplerKind::TypicalP => truncate::typical_p(candidates, params.typical_p),
-        SamplerKind::TopP => truncate::top_p(candidates, params.top_p),
+        SamplerKind::TopP => truncate::top_p(isa, candidates, params.top_p),
         SamplerKind::MinP => truncate::min_p(candidates, params.min_p),
         SamplerKind::Xtc => {
             let chance = uniform(params.seed, row.index, Use::Xtc);

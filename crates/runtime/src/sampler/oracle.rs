@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use rocmforge_gguf::{Gguf, LoadMode};
 
+use super::candidates::probabilities;
 use super::*;
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::DryHistory;

@@ -2,22 +2,16 @@
 //! locally typical sampling (Meister et al. 2022) and top-n-sigma (Tang et al. 2024), each as llama.cpp
 //! defines it. Sums are in f64, in the order of the candidates.
 
+use rocmforge_cpu::Isa;
+
 use super::candidates::{Candidates, entropy, probabilities};
 
 /// Keeps the smallest set of best tokens whose total probability reaches `p`.
-pub(crate) fn top_p(candidates: &mut Candidates<'_>, p: f32) {
+pub(crate) fn top_p(isa: Isa, candidates: &mut Candidates<'_>, p: f32) {
     if p >= 1.0 {
         return;
     }
-    let best = candidates.best_first();
-    let mut mass = 0.0;
-    let kept = probabilities(best).into_iter().take_while(|probability| {
-        let wanted = mass < f64::from(p);
-        mass += probability;
-        wanted
-    });
-    let n = kept.count().max(1);
-    best.truncate(n);
+    candidates.keep_mass(isa, f64::from(p));
 }
 
 /// Keeps the tokens with at least `p` times the best one's probability.
@@ -25,10 +19,7 @@ pub(crate) fn min_p(candidates: &mut Candidates<'_>, p: f32) {
     if p <= 0.0 {
         return;
     }
-    let best = candidates.best_first();
-    let floor = best[0].logit + p.ln();
-    let n = best.partition_point(|c| c.logit >= floor).max(1);
-    best.truncate(n);
+    candidates.keep_near(-p.ln());
 }
 
 /// Keeps the tokens whose information is closest to the entropy, until their total probability exceeds `p`.
