@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rocmforge_engine::{Device, Engine, EngineConfig, Event, PromptOutput, Request, RequestId};
+use rocmforge_engine::{
+    Device, Engine, EngineConfig, Event, KvTokens, PromptOutput, Request, RequestId,
+};
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
 use rocmforge_plan::{KvType, TokenLogprob};
@@ -320,7 +322,7 @@ fn answers(
     let n_ctx = longest + n_decode + 1;
     let config = EngineConfig {
         n_ctx: Some(n_ctx),
-        n_kv_tokens: Some((n_ctx + config.page) * prompts.len()),
+        kv_tokens: KvTokens::Exactly((n_ctx + config.page) * prompts.len()),
         max_seqs: prompts.len(),
         ..config.clone()
     };

@@ -244,6 +244,7 @@ impl OpObserver for Shapes {
 mod tests {
     use std::path::Path;
 
+    use rocmforge_engine::KvTokens;
     use rocmforge_gguf::{Gguf, LoadMode};
     use rocmforge_plan::SeqShape;
 
@@ -263,7 +264,7 @@ mod tests {
         let config = EngineConfig {
             n_ctx: Some(256),
             max_seqs: 2,
-            n_kv_tokens: Some(kv_tokens(2, 64, 45, 32)),
+            kv_tokens: KvTokens::Exactly(kv_tokens(2, 64, 45, 32)),
             n_threads: Some(1),
             ..EngineConfig::default()
         };

@@ -24,5 +24,5 @@ pub use engine::Engine;
 pub use error::{ConfigError, DeviceError, EngineError, RequestError};
 pub use event::{Event, Failure, FinishReason, StopCause};
 pub use request::{PromptOutput, Request, RequestId};
-pub use rocmforge_runtime::{ContextPolicy, Device, EngineConfig, PrefixSharing};
+pub use rocmforge_runtime::{ContextPolicy, Device, EngineConfig, KvTokens, PrefixSharing};
 pub use stats::{BlockUsage, EngineStats, PrefixLookups};

@@ -14,8 +14,8 @@ pub struct EngineConfig {
     pub context_policy: ContextPolicy,
     /// Sequences served at once.
     pub max_seqs: usize,
-    /// KV-cache size in tokens, for all sequences together; `None` is one full context.
-    pub n_kv_tokens: Option<usize>,
+    /// KV-cache size, for all sequences together.
+    pub kv_tokens: KvTokens,
     /// Page size: tokens per KV-cache block; 16, 32 or 64.
     pub page: usize,
     pub kv_type: KvType,
@@ -60,7 +60,7 @@ impl Default for EngineConfig {
             n_ctx: None,
             context_policy: ContextPolicy::Stop,
             max_seqs: 64,
-            n_kv_tokens: None,
+            kv_tokens: KvTokens::OneContext,
             page: 32,
             kv_type: KvType::F16,
             max_batch_tokens: 256,
@@ -72,6 +72,16 @@ impl Default for EngineConfig {
             n_threads: None,
         }
     }
+}
+
+/// The size of the KV cache in tokens. It holds at least one full context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvTokens {
+    #[default]
+    OneContext,
+    Exactly(usize),
+    /// As many as fit in memory, up to this number.
+    AtMost(usize),
 }
 
 /// The device that runs a model.

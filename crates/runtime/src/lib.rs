@@ -29,7 +29,7 @@ mod tuning_files;
 pub use backend::{
     Backend, BackendInfo, BackendPart, DeviceMemory, IdleWork, OpData, OpObserver, Reply, Wait,
 };
-pub use config::{ContextPolicy, Device, EngineConfig, PrefixSharing};
+pub use config::{ContextPolicy, Device, EngineConfig, KvTokens, PrefixSharing};
 pub use error::{ConfigError, DeviceError, RuntimeError};
 pub use executor::{Executor, Pending};
 pub use limits::{Limits, Output, Resolved};

@@ -1,8 +1,7 @@
 //! Limits of an engine: resolves the context and the KV-cache size against the model and the free memory, once at
 //! start.
 
-use crate::config::EngineConfig;
-use crate::config::{ContextPolicy, PrefixSharing};
+use crate::config::{ContextPolicy, EngineConfig, KvTokens, PrefixSharing};
 use crate::error::ConfigError;
 use rocmforge_model::Model;
 use rocmforge_plan::Plan;
@@ -184,9 +183,12 @@ impl EngineConfig {
     }
 }
 
-/// Returns the cache size in tokens for sequences of `n_ctx` positions.
+/// Returns the smallest cache that will do for sequences of `n_ctx` positions, in tokens.
 pub(crate) fn cache_tokens(config: &EngineConfig, n_ctx: usize) -> usize {
-    config.n_kv_tokens.unwrap_or(n_ctx).max(n_ctx)
+    match config.kv_tokens {
+        KvTokens::Exactly(n) => n.max(n_ctx),
+        KvTokens::OneContext | KvTokens::AtMost(_) => n_ctx,
+    }
 }
 
 /// Resolves `config` for `model` with `available` bytes of free memory; `None` if the system does not report them.
@@ -251,7 +253,10 @@ pub(crate) fn resolve_in(
     if config.context_policy != ContextPolicy::Stop && !can_shift {
         return Err(ConfigError::FixedPositions);
     }
-    let n_kv_tokens = cache_tokens(config, n_ctx);
+    let n_kv_tokens = match config.kv_tokens {
+        KvTokens::AtMost(n) => n.min(fitting).max(n_ctx),
+        KvTokens::OneContext | KvTokens::Exactly(_) => cache_tokens(config, n_ctx),
+    };
     if n_kv_tokens > fitting {
         return Err(ConfigError::NoMemory {
             n_ctx: n_kv_tokens,
@@ -357,10 +362,14 @@ fn check_config(config: &EngineConfig) -> Result<(), ConfigError> {
         config.n_ctx.unwrap_or(0),
         "between 1 and 2147483647",
     )?;
+    let n_kv_tokens = match config.kv_tokens {
+        KvTokens::OneContext => None,
+        KvTokens::Exactly(n) | KvTokens::AtMost(n) => Some(n),
+    };
     check(
-        tokens(config.n_kv_tokens),
+        tokens(n_kv_tokens),
         "the size of the cache",
-        config.n_kv_tokens.unwrap_or(0),
+        n_kv_tokens.unwrap_or(0),
         "between 1 and 2147483647 tokens",
     )
 }
@@ -425,10 +434,22 @@ mod tests {
         assert_eq!(float, fitting.min(2048) as usize);
         let asked = EngineConfig {
             n_ctx: Some(5000),
-            n_kv_tokens: Some(100),
+            kv_tokens: KvTokens::Exactly(100),
             ..config
         };
         assert_eq!(resolve(&asked, None), (5000, 5000usize.div_ceil(32)));
+        // As many as fit, but at least one context.
+        for (at_most, available, expected) in [
+            (8192, None, (2048, 256)),
+            (100, None, (2048, 64)),
+            (8192, Some(20 * MIB), (tight, tight / 32)),
+        ] {
+            let config = EngineConfig {
+                kv_tokens: KvTokens::AtMost(at_most),
+                ..EngineConfig::default()
+            };
+            assert_eq!(resolve(&config, available), expected);
+        }
     }
 
     #[test]
@@ -543,7 +564,7 @@ mod tests {
             ),
             (
                 EngineConfig {
-                    n_kv_tokens: Some(usize::MAX),
+                    kv_tokens: KvTokens::Exactly(usize::MAX),
                     ..base.clone()
                 },
                 "the size of the cache",

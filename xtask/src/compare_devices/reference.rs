@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
-use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, PromptOutput, Request};
+use rocmforge_engine::{
+    Device, Engine, EngineConfig, Event, KvTokens, PrefixSharing, PromptOutput, Request,
+};
 use rocmforge_model::Model;
 use rocmforge_plan::Batch;
 use rocmforge_plan::Op;
@@ -38,7 +40,7 @@ pub(super) fn on_cpu(
     let n_ctx = texts.iter().map(Vec::len).max().unwrap_or(0) + 1;
     let config = EngineConfig {
         n_ctx: Some(n_ctx),
-        n_kv_tokens: Some(n_ctx + config.page),
+        kv_tokens: KvTokens::Exactly(n_ctx + config.page),
         max_seqs: 1,
         // The observer would not see the routing of cached tokens.
         prefix_sharing: PrefixSharing::Off,

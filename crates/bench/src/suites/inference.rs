@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use rocmforge_engine::EngineConfig;
+use rocmforge_engine::{EngineConfig, KvTokens};
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
 use rocmforge_plan::{BatchShape, OpCost, PlanCost};
@@ -109,7 +109,7 @@ impl SharedEngine {
         let config = EngineConfig {
             n_ctx: Some(self.n_ctx),
             max_seqs: self.n_seqs,
-            n_kv_tokens: Some(kv_tokens(self.n_seqs, 0, self.n_ctx, PAGE)),
+            kv_tokens: KvTokens::Exactly(kv_tokens(self.n_seqs, 0, self.n_ctx, PAGE)),
             page: PAGE,
             kv_type: KvType::F16,
             device,

@@ -19,7 +19,7 @@ use rocmforge_bench::BenchError;
 use rocmforge_bench::load::Load;
 use rocmforge_bench::requests::{Requests, Watch, Workload, kv_tokens};
 use rocmforge_cpu::Isa;
-use rocmforge_engine::{Device, DeviceError, EngineConfig, EngineError};
+use rocmforge_engine::{Device, DeviceError, EngineConfig, EngineError, KvTokens};
 use rocmforge_model::Model;
 use rocmforge_plan::Roofline;
 use rocmforge_plan::{BatchShape, PlanCost};
@@ -98,7 +98,7 @@ impl Bench {
         let after = largest(&|test| test.n_prompt + test.n_gen) + 2;
         let config = EngineConfig {
             max_seqs: n_seqs,
-            n_kv_tokens: Some(kv_tokens(n_seqs, depth, after, cache.page)),
+            kv_tokens: KvTokens::Exactly(kv_tokens(n_seqs, depth, after, cache.page)),
             isa,
             n_threads: Some(tests[0].n_threads),
             ..resolve::cache_config(cache, Some(depth + after))

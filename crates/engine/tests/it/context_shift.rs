@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crate::common::{load, logits, models, read_json};
 use rocmforge_engine::{
-    ContextPolicy, Engine, EngineConfig, EngineError, Event, FinishReason, Request, RequestId,
-    StopCause,
+    ContextPolicy, Engine, EngineConfig, EngineError, Event, FinishReason, KvTokens, Request,
+    RequestId, StopCause,
 };
 use rocmforge_gguf::TokenId;
 use rocmforge_gguf::{GgmlType, Gguf};
@@ -221,7 +221,7 @@ fn batching_and_steps_in_flight_do_not_change_results() {
         // A cache of two contexts and a block: sequences are preempted and computed again.
         let config = EngineConfig {
             steps_in_flight,
-            n_kv_tokens: Some(2 * N_CTX + 16),
+            kv_tokens: KvTokens::Exactly(2 * N_CTX + 16),
             ..config()
         };
         let mut engine = Engine::start(&model, None, &config).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rocmforge_engine::{
-    Device, Engine, EngineConfig, EngineError, Event, FinishReason, Request, RequestError,
+    Device, Engine, EngineConfig, EngineError, Event, FinishReason, KvTokens, Request, RequestError,
 };
 use rocmforge_gguf::{GgmlType, Gguf, Writer};
 use rocmforge_model::{Embedding, LoadError, Model, PooledTokens, Pooling, Purpose};
@@ -34,7 +34,7 @@ fn pooling(name: &str) -> Pooling {
 fn config() -> EngineConfig {
     EngineConfig {
         n_ctx: Some(256),
-        n_kv_tokens: Some(1024),
+        kv_tokens: KvTokens::Exactly(1024),
         kv_type: KvType::F32,
         ..EngineConfig::default()
     }
@@ -165,7 +165,7 @@ fn embeddings_on_a_gpu_match_the_cpu(name: &str) {
     let embedding = model.config.embedding.clone().unwrap();
     let config = |device: &Device| EngineConfig {
         n_ctx: Some(96),
-        n_kv_tokens: Some(256),
+        kv_tokens: KvTokens::Exactly(256),
         ..EngineConfig::default().on(device.clone())
     };
     let texts = [1, 7, 33, 70].map(|n| prompt(n, model.config.n_vocab));

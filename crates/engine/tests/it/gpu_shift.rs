@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::common::{load, models, test_device, test_gpu};
-use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Event, Request, RequestId};
+use rocmforge_engine::{
+    ContextPolicy, Device, Engine, EngineConfig, Event, KvTokens, Request, RequestId,
+};
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 
@@ -70,7 +72,7 @@ fn shifted_context_matches_cpu() {
                 device: device.clone(),
                 n_ctx: Some(n_ctx),
                 context_policy: ContextPolicy::Shift { n_sinks: 4 },
-                n_kv_tokens: Some(4 * n_ctx),
+                kv_tokens: KvTokens::Exactly(4 * n_ctx),
                 max_seqs: 2,
                 page: 16,
                 max_batch_tokens: 64,

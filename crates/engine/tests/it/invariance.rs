@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::common::cases::{for_each_variant, test_cases};
 use crate::common::{forge_mini_file, greedy, load, logits, models};
 use rocmforge_cpu::Isa;
-use rocmforge_engine::{EngineConfig, Event, PrefixSharing, Request, RequestId};
+use rocmforge_engine::{EngineConfig, Event, KvTokens, PrefixSharing, Request, RequestId};
 use rocmforge_plan::Fusion;
 use rocmforge_plan::KvType;
 use rocmforge_plan::{Dry, Mirostat, SamplingParams, Xtc};
@@ -130,7 +130,7 @@ fn assert_batching(variant: &str, kv_type: KvType) {
     let sampling: Vec<SamplingParams> = (0..PROMPTS.len()).map(sampling).collect();
     let base = EngineConfig {
         n_ctx: Some(256),
-        n_kv_tokens: Some(4096),
+        kv_tokens: KvTokens::Exactly(4096),
         kv_type,
         ..EngineConfig::default()
     };
@@ -162,7 +162,7 @@ fn assert_batching(variant: &str, kv_type: KvType) {
         },
         // A cache of one context: sequences are preempted and computed again.
         EngineConfig {
-            n_kv_tokens: None,
+            kv_tokens: KvTokens::OneContext,
             page: 16,
             steps_in_flight: 2,
             ..base.clone()

@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use rocmforge_cpu::Isa;
-use rocmforge_engine::{Device, Engine, EngineConfig, Event, PrefixSharing, Request, RequestId};
+use rocmforge_engine::{
+    Device, Engine, EngineConfig, Event, KvTokens, PrefixSharing, Request, RequestId,
+};
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 use rocmforge_runtime::check::PassedChecks;
@@ -19,7 +21,7 @@ pub(crate) fn config(device: &Device) -> EngineConfig {
         isa: Isa::detect(),
         n_threads: Some(1),
         n_ctx: Some(64),
-        n_kv_tokens: Some(4 * 64),
+        kv_tokens: KvTokens::Exactly(4 * 64),
         max_seqs: 4,
         page: 16,
         max_batch_tokens: 24,
