@@ -16,7 +16,7 @@ const FLOORS: &[&[&str]] = &[
     &["quantize", "runtime"],
     &["engine"],
     &["rocmforge", "evaluate", "profile"],
-    &["external", "bench"],
+    &["external", "bench", "server"],
     &["report"],
     &["cli", "fuzz"],
     &["xtask"],

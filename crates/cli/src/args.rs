@@ -20,6 +20,7 @@ mod models;
 mod profile;
 mod quantize;
 mod sampling;
+mod serve;
 mod suite;
 
 pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs, TemplateArgs};
@@ -41,7 +42,8 @@ pub use models::{ModelsArgs, ModelsCommand, RemoveArgs, StoreArgs};
 pub use profile::ProfileArgs;
 pub use quantize::{ImatrixArgs, QuantizeArgs, file_type, file_types};
 pub use sampling::SamplingArgs;
-pub use suite::{ModelSuiteArgs, SuiteArgs, SuiteCommand, SuiteDevice};
+pub use serve::{BenchServeArgs, ServeArgs};
+pub use suite::{BenchCommand, ModelSuiteArgs, SuiteArgs, SuiteCommand, SuiteDevice};
 
 /// Run GGUF language models on this machine
 #[derive(Debug, Parser)]
@@ -70,6 +72,9 @@ pub enum Command {
     /// Chat with a model
     #[command(after_help = help::CHAT)]
     Chat(ChatArgs),
+    /// Answer requests over HTTP, with OpenAI's API
+    #[command(after_help = help::SERVE)]
+    Serve(ServeArgs),
     /// Compute embeddings of texts
     #[command(after_help = help::EMBED)]
     Embed(EmbedArgs),

@@ -5,6 +5,7 @@
 
 mod measure;
 pub mod report;
+mod serve;
 mod suite;
 
 use crate::model_file;
@@ -27,7 +28,7 @@ use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::{DeviceId, Experts, GpuConfig, GpuLayers, Offload};
 
 use crate::answer::bar;
-use crate::args::{BenchArgs, CacheArgs, KvTypeArg, numbers};
+use crate::args::{BenchArgs, BenchCommand, CacheArgs, KvTypeArg, numbers};
 use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::{Interrupt, Working};
@@ -108,8 +109,10 @@ struct Results<'a> {
 }
 
 pub fn run(args: &BenchArgs) -> Result<()> {
-    if let Some(suite) = &args.suite {
-        return suite::run(suite);
+    match &args.command {
+        Some(BenchCommand::Suite(command)) => return suite::run(command),
+        Some(BenchCommand::Serve(command)) => return serve::run(command),
+        None => {}
     }
     let tests = tests(args)?;
     let isa = resolve::isa(args.isa)?;

@@ -27,8 +27,7 @@ pub fn begin(session: &Session<Server>, args: &TemplateArgs) -> Result<Conversat
             "notice: the file has no chat template; using ChatML, which the model may not know",
         );
     }
-    let sandbox = Sandbox::new(this_program()?, [OsString::from(RENDER_TEMPLATE)]);
-    let mut conversation = Conversation::new(template, args.system.clone()).in_sandbox(sandbox);
+    let mut conversation = Conversation::new(template, args.system.clone()).in_sandbox(sandbox()?);
     if let Some(think) = args.think {
         if !conversation.can_think() {
             return Err(usage(format!(
@@ -39,6 +38,12 @@ pub fn begin(session: &Session<Server>, args: &TemplateArgs) -> Result<Conversat
         conversation.set_thinking(think == OnOff::On);
     }
     Ok(conversation)
+}
+
+/// Returns where templates are rendered: in this program as a child process, with limits.
+pub fn sandbox() -> Result<Sandbox> {
+    let program = this_program()?;
+    Ok(Sandbox::new(program, [OsString::from(RENDER_TEMPLATE)]))
 }
 
 /// The context that a conversation has to fit into.

@@ -30,6 +30,11 @@ const RARE: &[&str] = &[
     "no_warmup",
     "pg",
     "kv_type",
+    "kv_tokens",
+    "max_queue",
+    "drain_timeout",
+    "context_policy",
+    "context_sinks",
     "gpu_layers",
     "output_tensor_type",
     "token_embedding_type",
@@ -202,6 +207,30 @@ Examples:
     | jq '.metadata[\"tokenizer.chat_template\"]'
 
 Works for every GGUF file, including unsupported models.";
+
+pub const SERVE: &str = "\
+Examples:
+  rocmforge serve
+      Serve the built-in model at http://127.0.0.1:8080.
+  rocmforge serve -m qwen3-8b-q4_k_m.gguf --ctx 16384
+  rocmforge serve --new-key alice
+      Print a key for alice, and her line for the keys file.
+  rocmforge serve -m model.gguf --host 0.0.0.0 --keys keys.txt
+
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"stream\": true}'
+
+A line of the keys file is name:sha256[:scope,scope][:limit=value,...]. Scopes: infer, metrics. Limits: requests
+(at the same time), tokens_per_minute, priority.";
+
+pub const BENCH_SERVE: &str = "\
+Examples:
+  rocmforge bench serve --url http://127.0.0.1:8080 --concurrency 32 -n 500
+  rocmforge bench serve --url http://127.0.0.1:8080 --rate 20 -n 1000 --slo ttft_ms=500,itl_ms=60
+  rocmforge bench serve --url http://127.0.0.1:8080/v1 -m NAME --rate 5 -o json
+
+Works with every server that has OpenAI's /v1/completions. Prompts are random words, different for each request, so no
+prefix cache shortens them. Answers ignore the end token where the server can.";
 
 pub const EMBED: &str = "\
 Examples:

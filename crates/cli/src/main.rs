@@ -42,6 +42,7 @@ mod quantize;
 mod recommend;
 mod rerank;
 mod resolve;
+mod serve;
 mod session;
 mod supported;
 mod tokenize;
@@ -97,6 +98,7 @@ fn run(command: &Command) -> Result<()> {
     match command {
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Embed(args) => embed::run(args),
         Command::Rerank(args) => rerank::run(args),
         Command::Inspect(args) => inspect::run(args),

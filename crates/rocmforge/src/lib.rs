@@ -61,7 +61,9 @@ pub mod parts {
         Started, backend_notices, is_about_a_gpu, settled, start_or_fall_back,
     };
     pub use crate::embed::{embed_each, pair_tokens, text_tokens};
-    pub use crate::session::{Bos, encode_prompt, first_use_check, random_seed, tuning_files};
+    pub use crate::session::{
+        Bos, encode_prompt, first_use_check, random_seed, tuning_files, with_bos,
+    };
 }
 
 #[cfg(doctest)]

@@ -271,7 +271,7 @@ pub fn encode_prompt(
 }
 
 /// Adds the start token if the file asks for it and `ids` do not begin with it.
-pub(crate) fn with_bos(tokenizer: &Tokenizer, mut ids: Vec<TokenId>) -> Vec<TokenId> {
+pub fn with_bos(tokenizer: &Tokenizer, mut ids: Vec<TokenId>) -> Vec<TokenId> {
     if tokenizer.adds_bos()
         && let Some(start) = tokenizer.bos()
         && ids.first() != Some(&start)

@@ -8,12 +8,12 @@ use rocmforge_bench::export::Form;
 use rocmforge_runtime::gpu::GpuLayers;
 
 use super::context::page;
-use super::{IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SuiteCommand};
+use super::{BenchCommand, IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    pub suite: Option<SuiteCommand>,
+    pub command: Option<BenchCommand>,
     /// GGUF file; may be repeated [default: the built-in forge-mini]
     #[arg(
         short,

@@ -5,8 +5,18 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use rocmforge_bench::Suite;
 
-use super::{BenchOutput, Device, GpuArgs, IsaArg, KeepArgs, LoadArgs};
+use super::{BenchOutput, BenchServeArgs, Device, GpuArgs, IsaArg, KeepArgs, LoadArgs};
 use crate::help;
+
+/// What `bench` measures instead of a model's speed.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    #[command(flatten)]
+    Suite(SuiteCommand),
+    /// Measure a server under load: OpenAI's completions as streams
+    #[command(after_help = help::BENCH_SERVE)]
+    Serve(BenchServeArgs),
+}
 
 #[derive(Debug, Subcommand)]
 pub enum SuiteCommand {
@@ -22,7 +32,7 @@ pub enum SuiteCommand {
     /// Measure a model's time to first token and its decode speed
     #[command(after_help = help::SUITE)]
     Inference(ModelSuiteArgs),
-    /// Measure the KV cache: growth, allocation, fragmentation, page tables
+    /// Measure the KV cache: growth, fragmentation, page tables
     #[command(after_help = help::SUITE)]
     Memory(SuiteArgs),
     /// Measure merged GEMMs and batched sequences

@@ -30,6 +30,7 @@ mod pull;
 #[cfg(feature = "pull")]
 mod pull_hostile;
 mod quantize;
+mod serve;
 mod suites;
 mod templates;
 mod terminal;

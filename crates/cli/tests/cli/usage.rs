@@ -6,10 +6,11 @@ use std::process::Stdio;
 use crate::program::{command, run, run_with_stdin};
 
 /// All commands, with theirs.
-const COMMANDS: [&str; 32] = [
+const COMMANDS: [&str; 34] = [
     "",
     "generate",
     "chat",
+    "serve",
     "embed",
     "rerank",
     "inspect",
@@ -24,6 +25,7 @@ const COMMANDS: [&str; 32] = [
     "bench inference",
     "bench memory",
     "bench batch",
+    "bench serve",
     "baseline",
     "baseline list",
     "baseline show",
@@ -93,7 +95,7 @@ fn wrong_words_are_answered_with_the_right_ones() {
         (
             &["bench", "foo"][..],
             "unrecognized subcommand 'foo'",
-            "use one of: matmul, attention, dequant, inference, memory, batch; see rocmforge bench -h",
+            "use one of: matmul, attention, dequant, inference, memory, batch, serve; see rocmforge bench -h",
         ),
         (&["frobnicate"], "'frobnicate'", "generate, chat"),
         (&["--bogus"], "'--bogus'", "see rocmforge -h"),

@@ -1,0 +1,175 @@
+//! Flags of serve and bench serve.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use rocmforge_server::load::Slo;
+
+use super::{AnswerContextArgs, BenchOutput, DeviceArgs, LoadArgs};
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// GGUF file, or name of a downloaded model; may be repeated [default: the built-in forge-mini]
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        env = "ROCMFORGE_MODEL",
+        hide_env_values = true,
+        help_heading = "Model"
+    )]
+    pub model: Vec<PathBuf>,
+    /// Name by which clients ask for a model, one for each --model in their order [default: its file's name]
+    #[arg(long, value_name = "NAME", help_heading = "Model")]
+    pub alias: Vec<String>,
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// Address to listen on; other machines need --keys
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1",
+        env = "ROCMFORGE_HOST",
+        hide_env_values = true
+    )]
+    pub host: IpAddr,
+    /// Port to listen on; 0: a free one
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8080,
+        env = "ROCMFORGE_PORT",
+        hide_env_values = true
+    )]
+    pub port: u16,
+    /// File with the keys of clients, one name:sha256 per line
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "ROCMFORGE_KEYS",
+        hide_env_values = true
+    )]
+    pub keys: Option<PathBuf>,
+    /// Print a new key for a client and its line for the keys file, and exit
+    #[arg(long, value_name = "NAME")]
+    pub new_key: Option<String>,
+    /// Requests served at once
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        env = "ROCMFORGE_MAX_SEQS",
+        hide_env_values = true
+    )]
+    pub max_seqs: usize,
+    /// Requests that may wait; more are refused
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1024,
+        env = "ROCMFORGE_MAX_QUEUE",
+        hide_env_values = true
+    )]
+    pub max_queue: usize,
+    /// Size of the KV cache of all requests in tokens [default: what fits on a GPU; four contexts on a CPU]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "ROCMFORGE_KV_TOKENS",
+        hide_env_values = true
+    )]
+    pub kv_tokens: Option<usize>,
+    /// Seconds that running requests may take after the server is told to stop
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30,
+        env = "ROCMFORGE_DRAIN_TIMEOUT",
+        hide_env_values = true
+    )]
+    pub drain_timeout: u64,
+    /// Print one line of JSON when the server is ready: url and models
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+    #[command(flatten)]
+    pub context: AnswerContextArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("arrivals").required(true))]
+pub struct BenchServeArgs {
+    /// Address of the server, such as http://127.0.0.1:8080
+    #[arg(long, value_name = "URL")]
+    pub url: String,
+    /// Model to ask for [default: the server's first]
+    #[arg(short, long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// Key to send
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "ROCMFORGE_API_KEY",
+        hide_env_values = true
+    )]
+    pub key: Option<String>,
+    /// Requests per second, at random times
+    #[arg(long, value_name = "R", group = "arrivals", value_parser = rate)]
+    pub rate: Option<f64>,
+    /// Requests at the same time; the next is sent when one ends
+    #[arg(long, value_name = "C", group = "arrivals", value_parser = clap::value_parser!(u32).range(1..))]
+    pub concurrency: Option<u32>,
+    /// Number of requests
+    #[arg(short, long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub n: u32,
+    /// Words of each prompt; a word is about a token
+    #[arg(long, value_name = "P", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub prompt_tokens: u32,
+    /// Tokens of each answer
+    #[arg(long, value_name = "T", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: u32,
+    /// Times that a good answer keeps, as in ttft_ms=500,itl_ms=60; adds the good answers per second
+    #[arg(long, value_name = "TIMES")]
+    pub slo: Option<Times>,
+    /// Seed of the prompts and times
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Output format
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = BenchOutput::Table, help_heading = "Output")]
+    pub output: BenchOutput,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(rate),
+        _ => Err("use a number above 0".to_string()),
+    }
+}
+
+/// The value of `--slo`.
+#[derive(Debug, Clone, Copy)]
+pub struct Times(pub Slo);
+
+impl FromStr for Times {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Times, String> {
+        let mut slo = Slo {
+            ttft_ms: f64::INFINITY,
+            itl_ms: f64::INFINITY,
+        };
+        for part in text.split(',') {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let value = rate(value).map_err(|error| format!("{name}: {error}"))?;
+            match name {
+                "ttft_ms" => slo.ttft_ms = value,
+                "itl_ms" => slo.itl_ms = value,
+                _ => return Err("use ttft_ms=MS,itl_ms=MS".to_string()),
+            }
+        }
+        Ok(Times(slo))
+    }
+}

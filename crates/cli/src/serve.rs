@@ -1,0 +1,168 @@
+//! `rocmforge serve`: answers requests over HTTP.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use rocmforge_engine::serve::{ServeOptions, serve};
+use rocmforge_engine::{Device, EngineConfig, KvTokens};
+use rocmforge_model::{Model, Purpose};
+use rocmforge_runtime::gpu::WhenIdle;
+use rocmforge_server::{Config, Keys, NewKey, Server};
+use rocmforge_text::chat_template::ChatTemplate;
+use serde_json::json;
+
+use crate::args::{ModelArgs, ServeArgs};
+use crate::exit::usage;
+use crate::output::{Out, note};
+use crate::session::{Session, Vocabulary};
+use crate::{conversation, model_file, resolve};
+
+/// Contexts that the KV cache holds on a CPU, unless a size is given. A GPU's memory is for the model; that of a computer
+/// is for other programs, too.
+const CONTEXTS_ON_CPU: usize = 4;
+
+/// Name of the built-in model.
+const BUILT_IN: &str = "forge-mini";
+
+pub fn run(args: &ServeArgs) -> Result<()> {
+    if let Some(name) = &args.new_key {
+        return print_new_key(name);
+    }
+    if !args.alias.is_empty() && args.alias.len() != args.model.len().max(1) {
+        return Err(usage("--alias: give one name for each --model"));
+    }
+    let keys = match &args.keys {
+        Some(path) => Keys::read(path)?,
+        None => Keys::default(),
+    };
+    let config = Config {
+        address: SocketAddr::new(args.host, args.port),
+        keys,
+        drain_timeout: Duration::from_secs(args.drain_timeout),
+        ..Config::default()
+    };
+    let paths: Vec<Option<&PathBuf>> = match args.model.is_empty() {
+        true => vec![None],
+        false => args.model.iter().map(Some).collect(),
+    };
+    let mut models = Vec::new();
+    for (at, path) in paths.into_iter().enumerate() {
+        let name = args.alias.get(at).cloned();
+        models.push(start(args, path, name)?);
+    }
+    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let server = Server::bind(config, models)?;
+    let url = server.url();
+    let mut told = Ok(());
+    server.run(|_| told = tell_ready(args, &url, &names))?;
+    told
+}
+
+/// Says that the server is ready.
+fn tell_ready(args: &ServeArgs, url: &str, names: &[String]) -> Result<()> {
+    if args.json {
+        let mut out = Out::new();
+        out.line(&json!({ "url": url, "models": names }).to_string())?;
+        return out.finish();
+    }
+    note(&format!("{} at {url}; Ctrl-C stops it", names.join(", ")));
+    Ok(())
+}
+
+fn print_new_key(name: &str) -> Result<()> {
+    let NewKey { key, line } = NewKey::create(name)?;
+    let mut out = Out::new();
+    out.line(&key)?;
+    out.line(&line)?;
+    out.finish()?;
+    note(
+        "notice: the first line is the key, shown only now; put the second one into the keys file",
+    );
+    Ok(())
+}
+
+/// Starts a model: for embeddings if its file is made for them, else for text.
+fn start(
+    args: &ServeArgs,
+    path: Option<&PathBuf>,
+    name: Option<String>,
+) -> Result<rocmforge_server::Model> {
+    let model = ModelArgs {
+        model: path.cloned(),
+        load: args.load.clone(),
+        pre: None,
+    };
+    let purpose = purpose(args, path)?;
+    let config = resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?;
+    let session = Session::start_for(
+        purpose,
+        &model,
+        &args.device,
+        Vocabulary::Needed,
+        |loaded| with_cache(config, args, loaded).with_whole_texts(loaded),
+    )?;
+    let tokenizer = session.need_tokenizer()?.clone();
+    let template = ChatTemplate::from_gguf(&session.file.gguf, &tokenizer, None)?;
+    let template = template.in_sandbox(conversation::sandbox()?);
+    template.check()?;
+    if template.is_fallback() && purpose == Purpose::Text {
+        note(
+            "notice: the file has no chat template; chats use ChatML, which the model may not know",
+        );
+    }
+    let options = ServeOptions {
+        max_waiting: args.max_queue,
+        ..ServeOptions::default()
+    };
+    Ok(rocmforge_server::Model {
+        name: name.unwrap_or_else(|| default_name(path.map(PathBuf::as_path), &session.file.label)),
+        engine: serve(session.engine, options)?,
+        tokenizer,
+        template,
+        gguf: session.file.gguf,
+        embedding: session.model.config.embedding,
+    })
+}
+
+/// Returns what a file is for. Only those made for embeddings say how they are pooled.
+fn purpose(args: &ServeArgs, path: Option<&PathBuf>) -> Result<Purpose> {
+    let file = model_file::open(path, &args.load)?;
+    let metadata = file.gguf.metadata();
+    let arch = metadata
+        .opt_str("general.architecture")?
+        .unwrap_or_default();
+    Ok(match metadata.get(&format!("{arch}.pooling_type")) {
+        Some(_) => Purpose::Embeddings(None),
+        None => Purpose::Either,
+    })
+}
+
+fn with_cache(config: EngineConfig, args: &ServeArgs, model: &Model) -> EngineConfig {
+    let config = EngineConfig {
+        max_seqs: args.max_seqs,
+        ..config
+    };
+    let n_ctx = config.usual_ctx(model);
+    let contexts = match config.device {
+        Device::Cpu => CONTEXTS_ON_CPU.min(args.max_seqs),
+        Device::Gpu(_) => args.max_seqs,
+    };
+    let kv_tokens = match args.kv_tokens {
+        Some(n) => KvTokens::Exactly(n),
+        None => KvTokens::AtMost(n_ctx.saturating_mul(contexts)),
+    };
+    EngineConfig {
+        kv_tokens,
+        ..config
+    }
+}
+
+/// Returns the name of a file's model: the file's name without `.gguf`.
+fn default_name(path: Option<&Path>, label: &str) -> String {
+    match path {
+        None => BUILT_IN.to_string(),
+        Some(_) => label.strip_suffix(".gguf").unwrap_or(label).to_string(),
+    }
+}

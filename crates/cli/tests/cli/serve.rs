@@ -1,0 +1,206 @@
+//! `serve`: the program as a server.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::program::{command, repository, run};
+
+/// A server in a process of its own.
+struct Served {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    ready: Value,
+}
+
+impl Served {
+    fn start(args: &[&str]) -> Served {
+        let all = [&["serve", "--port", "0", "--json", "--ctx", "512"], args].concat();
+        let mut command = command(&all);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let ready = serde_json::from_str(&line).unwrap_or_else(|error| {
+            let mut stderr = String::new();
+            let pipe = child.stderr.as_mut().unwrap();
+            let _ = pipe.read_to_string(&mut stderr);
+            panic!("{error}: {line}{stderr}")
+        });
+        Served {
+            child,
+            stdout,
+            ready,
+        }
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let address = self.ready["url"].as_str().unwrap();
+        let address = address.strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        let body = body.to_string();
+        let n = body.len();
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {n}\r\nconnection: close\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        serde_json::from_str(body).unwrap()
+    }
+
+    /// Sends a signal and waits for the end. Returns the exit code and the rest of stdout and stderr.
+    fn end(mut self, signal: &str) -> (Option<i32>, String, String) {
+        let kill = Command::new("kill")
+            .args([signal, &self.child.id().to_string()])
+            .status();
+        if !kill.is_ok_and(|status| status.success()) {
+            println!("there is no kill command; the process is ended otherwise");
+            self.child.kill().unwrap();
+        }
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        self.stdout.read_to_string(&mut stdout).unwrap();
+        let mut pipe = self.child.stderr.take().unwrap();
+        pipe.read_to_string(&mut stderr).unwrap();
+        (self.child.wait().unwrap().code(), stdout, stderr)
+    }
+}
+
+#[test]
+fn serves_the_built_in_model_until_it_is_told_to_stop() {
+    let served = Served::start(&[]);
+    assert_eq!(served.ready["models"], json!(["forge-mini"]));
+    let args = [
+        "generate",
+        "--ctx",
+        "512",
+        "--temp",
+        "0",
+        "-n",
+        "12",
+        "--json",
+        "-p",
+        "Once upon a time",
+    ];
+    let expected = run(&args).json();
+    let body = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 12});
+    let answer = served.post("/v1/completions", &body);
+    assert_eq!(answer["choices"][0]["text"], expected["text"]);
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 12});
+    let args = [
+        "generate", "--ctx", "512", "--chat", "--temp", "0", "-n", "12", "--json", "-p", "Hi",
+    ];
+    let expected = run(&args).json();
+    let answer = served.post("/v1/chat/completions", &chat);
+    assert_eq!(answer["choices"][0]["message"]["content"], expected["text"]);
+    let (code, stdout, stderr) = served.end("-TERM");
+    assert_eq!((code, stdout.as_str()), (Some(0), ""), "{stderr}");
+    assert_eq!(stderr, "");
+}
+
+#[test]
+fn several_models_have_the_names_of_their_files_or_those_given() {
+    let path = repository("models/forge-mini-Q4_K_M.gguf");
+    let path = path.to_str().unwrap();
+    let served = Served::start(&["-m", path]);
+    assert_eq!(served.ready["models"], json!(["forge-mini-Q4_K_M"]));
+    assert_eq!(served.end("-INT").0, Some(0));
+
+    let served = Served::start(&["-m", path, "-m", path, "--alias", "a", "--alias", "b"]);
+    assert_eq!(served.ready["models"], json!(["a", "b"]));
+    for name in ["a", "b"] {
+        let body = json!({"model": name, "prompt": "Hi", "max_tokens": 1});
+        assert_eq!(served.post("/v1/completions", &body)["model"], name);
+    }
+    served.end("-TERM");
+}
+
+#[test]
+fn a_load_is_measured() {
+    let served = Served::start(&[]);
+    let url = served.ready["url"].as_str().unwrap();
+    let args = [
+        "bench",
+        "serve",
+        "--url",
+        url,
+        "-n",
+        "12",
+        "--prompt-tokens",
+        "20",
+        "--max-tokens",
+        "8",
+        "-o",
+        "json",
+    ];
+    for more in [&["--concurrency", "4"], &["--rate", "200"]] {
+        let slo = ["--slo", "ttft_ms=600000,itl_ms=600000"];
+        let report = run(&[&args, &more[..], &slo].concat()).json();
+        assert_eq!(
+            (&report["n_ok"], &report["n_failed"]),
+            (&json!(12), &json!(0))
+        );
+        let number = |path: &str| report.pointer(path).unwrap().as_f64().unwrap();
+        // 12 answers of 8 tokens.
+        let tokens = number("/output_tokens_s") * number("/duration_s");
+        assert!((tokens - 96.0).abs() < 1e-6, "{report}");
+        assert!((number("/goodput") - number("/requests_s")).abs() < 1e-9);
+        for name in ["ttft_ms", "itl_ms", "e2e_ms"] {
+            let [p50, p95, p99] = ["p50", "p95", "p99"].map(|p| number(&format!("/{name}/{p}")));
+            assert!(0.0 < p50 && p50 <= p95 && p95 <= p99, "{report}");
+        }
+    }
+    let fails = |args: &[&str], code: i32, part: &str| {
+        run(&[&["bench", "serve"], args].concat()).fails(code, part)
+    };
+    fails(&["--url", url], 2, "--rate");
+    fails(&["--url", "ftp://x", "--rate", "1"], 1, "no address");
+    fails(&["--url", url, "--rate", "0"], 2, "above 0");
+    fails(
+        &["--url", url, "--concurrency", "1", "--model", "none"],
+        1,
+        "no such model",
+    );
+    fails(
+        &["--url", url, "--concurrency", "1", "--slo", "x=1"],
+        2,
+        "ttft_ms=MS",
+    );
+    served.end("-TERM");
+}
+
+#[test]
+fn a_new_key_is_shown_with_the_hash_of_it() {
+    let text = run(&["serve", "--new-key", "alice"]).ok();
+    let lines: Vec<&str> = text.text().lines().collect();
+    let [key, line] = lines[..] else {
+        panic!("{lines:?}");
+    };
+    let hash: String = Sha256::digest(key)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(line, format!("alice:{hash}"));
+    run(&["serve", "--new-key", "a b"]).fails(1, "no name for a key");
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    run(&["serve", "--port", &port]).fails(1, "choose another port");
+    run(&["serve", "--port", "0", "--host", "0.0.0.0"]).fails(1, "keys file");
+    run(&["serve", "--keys", "/nowhere/keys"]).fails(1, "/nowhere/keys");
+    run(&["serve", "--alias", "a", "--alias", "b"]).fails(2, "--alias");
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys");
+    std::fs::write(&keys, "alice:123\n").unwrap();
+    run(&["serve", "--keys", keys.to_str().unwrap()]).fails(1, "line 1 of the keys file");
+}

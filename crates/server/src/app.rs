@@ -1,0 +1,184 @@
+//! What all requests share, and the table of routes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::Router;
+use axum::body::to_bytes;
+use axum::extract::{FromRequest, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+
+use crate::config::{Config, Limits};
+use crate::http::auth::{self, Caller};
+use crate::http::error::ApiError;
+use crate::http::fields::Fields;
+use crate::http::keys::Keys;
+use crate::observe::metrics::Metrics;
+use crate::serving::choices::Ticket;
+use crate::serving::lifecycle::Lifecycle;
+use crate::serving::model::{Model, Served};
+use crate::serving::workers::Workers;
+use crate::{llama, openai};
+
+/// Fields of a request that the server does not know.
+const IGNORED: &str = "x-ignored-fields";
+
+/// The state of the server.
+pub(crate) struct App {
+    /// The first one answers requests that name none.
+    pub(crate) models: Vec<Arc<Served>>,
+    pub(crate) keys: Keys,
+    pub(crate) limits: Limits,
+    /// Whether the server listens on loopback only.
+    pub(crate) is_local: bool,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) workers: Workers,
+    metrics: Metrics,
+    /// Ids begin with it, so that those of two servers differ.
+    instance: u64,
+    n_ids: AtomicU64,
+}
+
+impl App {
+    pub(crate) fn new(config: &Config, models: Vec<Model>) -> App {
+        let metrics = Metrics::new();
+        let served = |model: Model| {
+            let of_model = metrics.of_model(&model.name);
+            Arc::new(Served::new(model, of_model))
+        };
+        let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        App {
+            models: models.into_iter().map(served).collect(),
+            keys: config.keys.clone(),
+            limits: config.limits.clone(),
+            is_local: config.address.ip().is_loopback(),
+            lifecycle: Arc::new(Lifecycle::new()),
+            workers: Workers::new(n_cores.clamp(2, 32)),
+            metrics,
+            instance: rocmforge::parts::random_seed(),
+            n_ids: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns an id that no other request has.
+    pub(crate) fn new_id(&self, kind: &str) -> String {
+        let n = self.n_ids.fetch_add(1, Ordering::Relaxed);
+        format!("{kind}-{:08x}{n:08x}", self.instance)
+    }
+
+    /// Returns the model of this name, the first one without a name.
+    ///
+    /// # Errors
+    /// There is no such model.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
+        let found = match name {
+            None | Some("") => self.models.first(),
+            Some(name) => self.models.iter().find(|model| model.name == name),
+        };
+        found.cloned().ok_or_else(|| {
+            let names: Vec<&str> = self.models.iter().map(|model| &*model.name).collect();
+            let message = format!(
+                "there is no such model; this server has {}",
+                names.join(", ")
+            );
+            let error = ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found");
+            ApiError {
+                param: Some("model".to_string()),
+                ..error
+            }
+        })
+    }
+
+    /// Lets a request in.
+    ///
+    /// # Errors
+    /// The server is about to end, or the key has reached a limit.
+    pub(crate) fn admit(&self, caller: &Caller) -> Result<Ticket, ApiError> {
+        Ok(Ticket {
+            place: caller.0.as_ref().map(|key| key.admit()).transpose()?,
+            _under_way: self.lifecycle.admit()?,
+        })
+    }
+
+    /// Waits for an answer, unless running requests are to end.
+    ///
+    /// # Errors
+    /// Those of `answer`, or the server ends.
+    pub(crate) async fn unless_aborted<T>(
+        &self,
+        answer: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = self.lifecycle.aborting() => Err(ApiError::stopping()),
+        }
+    }
+
+    /// Names the fields of a request that nothing has read.
+    pub(crate) fn tell_ignored(&self, response: &mut Response, ignored: Option<String>) {
+        let value = ignored.and_then(|names| HeaderValue::from_str(&names).ok());
+        if let Some(value) = value {
+            response.headers_mut().insert(IGNORED, value);
+        }
+    }
+}
+
+/// Returns the table of routes.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let infer = openai::routes()
+        .merge(llama::routes())
+        .route_layer(from_fn_with_state(Arc::clone(&app), auth::infer));
+    let metrics = Router::new()
+        .route("/metrics", get(metrics))
+        .route_layer(from_fn_with_state(Arc::clone(&app), auth::metrics));
+    Router::new()
+        .merge(llama::probes())
+        .merge(infer)
+        .merge(metrics)
+        .fallback(no_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&app), auth::host_and_id))
+        .with_state(app)
+}
+
+async fn no_route() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "there is no such route")
+}
+
+async fn wrong_method() -> ApiError {
+    ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "this route has another method; the header `allow` names it",
+    )
+}
+
+/// `GET /metrics`
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let text = app.metrics.text(app.models.iter().map(|model| &**model));
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+/// The body of a request: a JSON object.
+pub(crate) struct Body(pub(crate) Fields);
+
+impl FromRequest<Arc<App>> for Body {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Body, ApiError> {
+        let limits = &app.limits;
+        let body = to_bytes(request.into_body(), limits.max_body_bytes);
+        let body = tokio::time::timeout(limits.read_timeout, body).await;
+        let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly");
+        let too_large = |_| {
+            let message = format!("the body has more than {} bytes", limits.max_body_bytes);
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+        };
+        let bytes = body.map_err(late)?.map_err(too_large)?;
+        Ok(Body(Fields::parse(&bytes)?))
+    }
+}

@@ -1,0 +1,77 @@
+//! The settings of a server.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use crate::http::keys::Keys;
+
+/// The settings of a server.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where to listen; port 0 takes a free one.
+    pub address: SocketAddr,
+    /// Who may ask. Without keys everyone may, and the server listens on loopback only.
+    pub keys: Keys,
+    pub limits: Limits,
+    /// How long the server waits for running requests when it is told to stop.
+    pub drain_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
+            keys: Keys::default(),
+            limits: Limits::default(),
+            drain_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Bounds of what clients may ask for.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Bytes of a request's body.
+    pub max_body_bytes: usize,
+    /// Connections at the same time. Further ones wait.
+    pub max_connections: usize,
+    /// Time for the head of a request, and for its body.
+    pub read_timeout: Duration,
+    /// A client that reads nothing for this long is disconnected.
+    pub write_timeout: Duration,
+    /// Time between comments on a silent stream.
+    pub ping_interval: Duration,
+    /// Messages in a conversation.
+    pub max_messages: usize,
+    /// Tools in a conversation.
+    pub max_tools: usize,
+    /// Answers to one prompt (`n`), and prompts of one request.
+    pub max_choices: usize,
+    /// Stop strings.
+    pub max_stops: usize,
+    /// Bytes of all stop strings.
+    pub max_stop_bytes: usize,
+    /// Tokens with a bias.
+    pub max_biases: usize,
+    /// Time for an answer; what there is then is returned.
+    pub max_answer_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            max_body_bytes: 8 << 20,
+            max_connections: 4096,
+            read_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(30),
+            ping_interval: Duration::from_secs(15),
+            max_messages: 4096,
+            max_tools: 256,
+            max_choices: 128,
+            max_stops: 32,
+            max_stop_bytes: 4096,
+            max_biases: 4096,
+            max_answer_time: Duration::from_secs(3600),
+        }
+    }
+}

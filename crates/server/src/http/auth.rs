@@ -1,0 +1,191 @@
+//! Who asks: checks the key and the host of every request, and gives each an id.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+
+use super::error::ApiError;
+use super::keys::{Key, Scope};
+use crate::app::App;
+
+/// The header with the id of a request.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Where Anthropic's clients send their key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// Longest id that a client may choose.
+const MAX_ID_BYTES: usize = 128;
+
+/// The client of a request: its key, if the server has keys.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller(pub(crate) Option<Arc<Key>>);
+
+impl Caller {
+    /// Caches of callers with different salts are apart.
+    pub(crate) fn cache_salt(&self, own: Option<String>) -> Option<String> {
+        match (&self.0, own) {
+            (None, own) => own,
+            (Some(key), own) => Some(format!("{}:{}", key.name, own.unwrap_or_default())),
+        }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, ApiError> {
+        let caller = parts.extensions.get::<Caller>().cloned();
+        caller.ok_or_else(|| ApiError::internal("this route checks no key"))
+    }
+}
+
+/// Lets requests with a key for answers pass.
+pub(crate) async fn infer(state: State<Arc<App>>, request: Request, next: Next) -> Response {
+    with_scope(Scope::Infer, state, request, next).await
+}
+
+/// Lets requests with a key for metrics pass.
+pub(crate) async fn metrics(state: State<Arc<App>>, request: Request, next: Next) -> Response {
+    with_scope(Scope::Metrics, state, request, next).await
+}
+
+async fn with_scope(
+    scope: Scope,
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    match caller(&app, request.headers(), scope) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+fn caller(app: &App, headers: &HeaderMap, scope: Scope) -> Result<Caller, ApiError> {
+    if app.keys.is_empty() {
+        return Ok(Caller(None));
+    }
+    let unknown =
+        |message: &str| ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key");
+    let sent = sent_key(headers).ok_or_else(|| {
+        unknown("a key is missing; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+    })?;
+    let key = app.keys.find(sent);
+    let key = key.ok_or_else(|| unknown("the key is wrong; ask the server's owner for one"))?;
+    match key.may(scope) {
+        true => Ok(Caller(Some(key))),
+        false => Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "this key may not use this route; ask the server's owner for its scope",
+        )),
+    }
+}
+
+fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
+    if let Some(key) = headers.get(API_KEY) {
+        return Some(key.as_bytes());
+    }
+    let (scheme, key) = headers
+        .get(header::AUTHORIZATION)?
+        .as_bytes()
+        .split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
+}
+
+/// Checks the `Host` of a server on loopback, so that no page of another site can reach it by a name that leads here.
+/// Echoes or creates the id of the request.
+pub(crate) async fn host_and_id(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let id = request.headers().get(REQUEST_ID);
+    let id = id.filter(|id| is_id(id)).cloned();
+    let id = id.unwrap_or_else(|| {
+        HeaderValue::from_str(&app.new_id("req")).expect("an id has plain characters")
+    });
+    let mut response = match app.is_local && !is_local(request.headers()) {
+        true => ApiError::new(
+            StatusCode::FORBIDDEN,
+            "this server answers on localhost only; it was asked by another name",
+        )
+        .into_response(),
+        false => next.run(request).await,
+    };
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+fn is_id(id: &HeaderValue) -> bool {
+    let is_part = |c: &u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
+    (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(is_part)
+}
+
+fn is_local(headers: &HeaderMap) -> bool {
+    let Some(Ok(host)) = headers.get(header::HOST).map(HeaderValue::to_str) else {
+        return true;
+    };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|c| c.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    match name.parse::<std::net::IpAddr>() {
+        Ok(address) => address.is_loopback(),
+        Err(_) => name.eq_ignore_ascii_case("localhost"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_names_of_this_machine() {
+        let host = |name: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_str(name).unwrap());
+            is_local(&headers)
+        };
+        for name in [
+            "localhost",
+            "LocalHost:8080",
+            "127.0.0.1:1",
+            "[::1]:80",
+            "[::1]",
+            "127.9.9.9",
+        ] {
+            assert!(host(name), "{name}");
+        }
+        for name in [
+            "example.com",
+            "localhost.example.com:80",
+            "10.0.0.1",
+            "localhost:x",
+            "",
+        ] {
+            assert!(!host(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn reads_keys_from_both_headers() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(sent_key(&headers), None);
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_static("Basic abc"));
+        assert_eq!(sent_key(&headers), None);
+        headers.insert(
+            header::AUTHORIZATION,
+            HeaderValue::from_static("bearer abc"),
+        );
+        assert_eq!(sent_key(&headers), Some(&b"abc"[..]));
+        headers.insert(API_KEY, HeaderValue::from_static("xyz"));
+        assert_eq!(sent_key(&headers), Some(&b"xyz"[..]));
+    }
+}

@@ -1,0 +1,9 @@
+//! HTTP: connections, keys, request bodies, errors and streams.
+
+pub(crate) mod auth;
+pub(crate) mod connections;
+pub(crate) mod error;
+pub(crate) mod fields;
+pub(crate) mod keys;
+pub(crate) mod stream;
+pub(crate) mod timed_io;

@@ -1,0 +1,141 @@
+//! Streams of answers: server-sent events, or JSON lines.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures_util::{StreamExt as _, stream};
+use serde::Serialize;
+use tokio::time::{Instant, Interval, interval_at};
+
+use super::error::ApiError;
+use crate::serving::choices::{Choices, Totals, Update};
+use crate::serving::lifecycle::{Lifecycle, Phase, Phases};
+
+/// Bytes for the client that are not sent yet.
+#[derive(Default)]
+pub(crate) struct Out(Vec<u8>);
+
+impl Out {
+    /// Adds an event without a name.
+    pub(crate) fn data(&mut self, value: &impl Serialize) {
+        self.0.extend_from_slice(b"data: ");
+        self.json(value);
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    /// Adds the mark that OpenAI's streams end with.
+    pub(crate) fn done(&mut self) {
+        self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn json(&mut self, value: &impl Serialize) {
+        serde_json::to_writer(&mut self.0, value).expect("the answers of this server are JSON");
+    }
+}
+
+/// Writes updates in the form of a route.
+pub(crate) trait Encoder: Send + 'static {
+    /// The first events, before the engine has computed anything.
+    fn begin(&mut self, out: &mut Out);
+
+    /// Events for an update. Returns the answer that needs no more tokens, if it is one.
+    fn update(&mut self, update: Update, out: &mut Out) -> Option<usize>;
+
+    /// The last events.
+    fn end(&mut self, totals: &Totals, out: &mut Out);
+
+    /// The last events of a stream that failed.
+    fn fail(&mut self, error: &ApiError, out: &mut Out) {
+        out.data(&error.body());
+    }
+}
+
+struct Pump<E> {
+    choices: Choices,
+    encoder: E,
+    phases: Phases,
+    ping: Interval,
+    step: Step,
+}
+
+#[derive(PartialEq, Eq)]
+enum Step {
+    Begin,
+    Updates,
+    Over,
+}
+
+/// Returns the response that streams `choices`.
+pub(crate) fn events<E: Encoder>(
+    choices: Choices,
+    encoder: E,
+    lifecycle: &Lifecycle,
+    ping_interval: Duration,
+) -> Response {
+    let pump = Pump {
+        choices,
+        encoder,
+        phases: lifecycle.phases(),
+        ping: interval_at(Instant::now() + ping_interval, ping_interval),
+        step: Step::Begin,
+    };
+    let bytes = stream::unfold(pump, async |mut pump| {
+        let bytes = pump.next().await?;
+        Some((Ok::<Bytes, Infallible>(bytes), pump))
+    });
+    let mut response = Response::new(Body::from_stream(bytes));
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx would hold the events back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+impl<E: Encoder> Pump<E> {
+    /// Returns the next bytes, `None` at the end.
+    async fn next(&mut self) -> Option<Bytes> {
+        let mut out = Out::default();
+        match self.step {
+            Step::Begin => {
+                self.encoder.begin(&mut out);
+                self.step = Step::Updates;
+            }
+            Step::Updates => {}
+            Step::Over => return None,
+        }
+        // An update may give no text yet.
+        while out.0.is_empty() && self.step == Step::Updates {
+            tokio::select! {
+                biased;
+                () = self.phases.reached(Phase::Aborting) => self.fail(&ApiError::stopping(), &mut out),
+                update = self.choices.next() => match update {
+                    Some(Ok(update)) => {
+                        if let Some(choice) = self.encoder.update(update, &mut out) {
+                            self.choices.end(choice);
+                        }
+                    }
+                    Some(Err(error)) => self.fail(&error, &mut out),
+                    None => {
+                        self.encoder.end(&self.choices.totals(), &mut out);
+                        self.step = Step::Over;
+                    }
+                },
+                _ = self.ping.tick() => out.0.extend_from_slice(b": ping\n\n"),
+            }
+        }
+        self.ping.reset();
+        Some(Bytes::from(out.0))
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Out) {
+        self.encoder.fail(error, out);
+        self.step = Step::Over;
+    }
+}

@@ -1,0 +1,22 @@
+//! The HTTP server: OpenAI's API, and some routes of llama-server, over any number of models.
+//!
+//! A request takes this way: `http` reads it and knows who asks; a handler in `openai` or `llama` turns it into requests of
+//! the engine; `serving` runs them and gives back updates; the handler's encoder turns each update into the wire's form.
+//! The engine's thread does none of this, and waits for none of it: templates and tokenizers run on threads of their own,
+//! and what a slow client has not read is merged.
+#![forbid(unsafe_code)]
+
+mod app;
+mod config;
+mod http;
+mod llama;
+pub mod load;
+mod observe;
+mod openai;
+mod run;
+mod serving;
+
+pub use config::{Config, Limits};
+pub use http::keys::{Keys, KeysError, NewKey};
+pub use run::{Server, ServerError, Stopper};
+pub use serving::model::Model;

@@ -1,0 +1,135 @@
+//! Routes of llama-server that tools use: tokens, templates, properties, health.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use rocmforge_gguf::TokenId;
+use rocmforge_text::tokenizer::{EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::app::{App, Body};
+use crate::http::auth::Caller;
+use crate::http::error::ApiError;
+use crate::openai::chat::Chat;
+use crate::serving::lifecycle::Phase;
+
+/// The routes that need a key for answers.
+pub(crate) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/apply-template", post(apply_template))
+        .route("/props", get(props))
+}
+
+/// The routes that need no key.
+pub(crate) fn probes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/health", get(ready))
+        .route("/health/ready", get(ready))
+        .route("/health/startup", get(ready))
+        .route("/health/live", get(live))
+}
+
+/// `GET /health`, `/health/ready`: whether the server takes requests.
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
+    let status = match app.lifecycle.phase() {
+        Phase::Starting => "starting",
+        Phase::Ready => return Json(json!({ "status": "ok" })).into_response(),
+        Phase::Draining | Phase::Aborting | Phase::Ended => "draining",
+    };
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        Json(json!({ "status": status })),
+    )
+        .into_response()
+}
+
+/// `GET /health/live`, `/health/startup`: whether the server runs at all.
+pub(crate) async fn live() -> Json<Value> {
+    Json(json!({ "status": "ok" }))
+}
+
+/// `GET /props`
+pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let model = app.model(None)?;
+    let text = |id: Option<TokenId>| id.map(|id| model.tokenizer.token_text(id).into_owned());
+    Ok(Json(json!({
+        "model_alias": model.name,
+        "chat_template": model.template.source(),
+        "bos_token": text(model.tokenizer.bos()),
+        "eos_token": text(model.tokenizer.eos()),
+        "default_generation_settings": { "n_ctx": model.engine.n_ctx() },
+        "build_info": format!("rocmforge {}", env!("CARGO_PKG_VERSION")),
+    })))
+}
+
+/// `POST /tokenize`
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(mut fields): Body,
+) -> Result<Json<Value>, ApiError> {
+    let _ticket = app.admit(&caller)?;
+    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let content: String = fields.need("content")?;
+    let options = EncodeOptions {
+        add_special: fields.take("add_special")?.unwrap_or(false),
+        parse_special: fields.take("parse_special")?.unwrap_or(true),
+    };
+    let with_pieces = fields.take("with_pieces")?.unwrap_or(false);
+    let work = move || {
+        let ids = model.tokenizer.encode(&content, options);
+        let piece = |&id: &TokenId| json!({ "id": id, "piece": piece_of(&model.tokenizer, id) });
+        let tokens = match with_pieces {
+            true => ids.iter().map(piece).collect(),
+            false => json!(ids),
+        };
+        Ok(Json(json!({ "tokens": tokens })))
+    };
+    app.workers.run(work).await
+}
+
+/// The text of a token, or its bytes if they are no UTF-8.
+fn piece_of(tokenizer: &Tokenizer, id: TokenId) -> Value {
+    let bytes = tokenizer.token_bytes(id);
+    std::str::from_utf8(bytes).map_or_else(|_| json!(bytes), |text| json!(text))
+}
+
+/// `POST /detokenize`
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(mut fields): Body,
+) -> Result<Json<Value>, ApiError> {
+    let _ticket = app.admit(&caller)?;
+    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let tokens: Vec<TokenId> = fields.need("tokens")?;
+    let n_vocab = model.tokenizer.n_vocab();
+    if let Some(id) = tokens.iter().find(|&&id| id as usize >= n_vocab) {
+        let message = format!("{id} is outside the vocabulary of {n_vocab} tokens");
+        return Err(ApiError::field("tokens", message));
+    }
+    let text = model
+        .tokenizer
+        .decode(&tokens, SpecialText::Show, LeadingSpace::Strip);
+    Ok(Json(json!({ "content": text })))
+}
+
+/// `POST /apply-template`
+pub(crate) async fn apply_template(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(mut fields): Body,
+) -> Result<Json<Value>, ApiError> {
+    let _ticket = app.admit(&caller)?;
+    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let chat = Chat::read(&mut fields, &app.limits)?;
+    let work = move || Ok(chat.rendered(&model)?.text().to_string());
+    let prompt = app.workers.run(work).await?;
+    Ok(Json(json!({ "prompt": prompt })))
+}

@@ -1,0 +1,340 @@
+//! Metrics for Prometheus. Their names are vLLM's where it has them, so that dashboards for it work unchanged.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus::{
+    Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+use rocmforge_engine::FinishReason;
+
+use crate::serving::model::Served;
+
+/// Labels of every metric of a model. `engine` is vLLM's number of the engine.
+const LABELS: [&str; 2] = ["model_name", "engine"];
+const ENGINE: &str = "0";
+
+/// Seconds to the first token.
+const TTFT: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+];
+/// Seconds between tokens.
+const ITL: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+    5.0,
+];
+/// Seconds of a whole request.
+const E2E: &[f64] = &[
+    0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    240.0, 480.0,
+];
+/// Tokens of a request.
+const TOKENS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5,
+];
+
+/// All metrics of the server.
+pub(crate) struct Metrics {
+    registry: Registry,
+    counters: [IntCounterVec; 6],
+    finished: IntCounterVec,
+    aborts: IntCounterVec,
+    gauges: [IntGaugeVec; 2],
+    kv_usage: GaugeVec,
+    histograms: [HistogramVec; 7],
+}
+
+/// The metrics of one model.
+pub(crate) struct ModelMetrics {
+    prompt_tokens: IntCounter,
+    generation_tokens: IntCounter,
+    prefix_queries: IntCounter,
+    prefix_hits: IntCounter,
+    preemptions: IntCounter,
+    failed_steps: IntCounter,
+    ended: [IntCounter; 4],
+    aborts: IntCounter,
+    running: IntGauge,
+    waiting: IntGauge,
+    kv_usage: Gauge,
+    first_token: Histogram,
+    inter_token: Histogram,
+    per_output_token: Histogram,
+    e2e: Histogram,
+    decode: Histogram,
+    prompt_length: Histogram,
+    answer_length: Histogram,
+    pace: Mutex<Pace>,
+}
+
+/// How fast requests end.
+struct Pace {
+    last_end: Option<Instant>,
+    /// A moving average.
+    seconds_between: f64,
+}
+
+/// Values of the label `finished_reason`, in the order of [`ModelMetrics::ended`].
+const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        let registry = Registry::new();
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounterVec::new(Opts::new(name, help), &LABELS);
+            register(&registry, counter)
+        };
+        let gauge = |name: &str, help: &str| {
+            register(&registry, IntGaugeVec::new(Opts::new(name, help), &LABELS))
+        };
+        let histogram = |name: &str, help: &str, buckets: &[f64]| {
+            let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+            register(&registry, HistogramVec::new(options, &LABELS))
+        };
+        let build = Opts::new("rocmforge_build_info", "Version of the server.");
+        let build = register(&registry, IntGaugeVec::new(build, &["version"]));
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        Metrics {
+            counters: [
+                counter("vllm:prompt_tokens_total", "Tokens of prompts."),
+                counter("vllm:generation_tokens_total", "Generated tokens."),
+                counter(
+                    "vllm:prefix_cache_queries_total",
+                    "Prompt tokens looked for in the prefix cache.",
+                ),
+                counter(
+                    "vllm:prefix_cache_hits_total",
+                    "Prompt tokens found in the prefix cache.",
+                ),
+                counter(
+                    "vllm:num_preemptions_total",
+                    "Times that a request gave its KV cache to another one.",
+                ),
+                counter(
+                    "rocmforge_failed_steps_total",
+                    "Steps that the device did not compute.",
+                ),
+            ],
+            finished: register(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new("vllm:request_success_total", "Answers by how they ended."),
+                    &["model_name", "engine", "finished_reason"],
+                ),
+            ),
+            aborts: register(
+                &registry,
+                IntCounterVec::new(
+                    Opts::new("rocmforge_aborts_total", "Answers ended early, by cause."),
+                    &["model_name", "cause"],
+                ),
+            ),
+            gauges: [
+                gauge("vllm:num_requests_running", "Requests that are served."),
+                gauge("vllm:num_requests_waiting", "Requests that wait."),
+            ],
+            kv_usage: register(
+                &registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "vllm:kv_cache_usage_perc",
+                        "Share of the KV cache that requests use; 1 is all of it.",
+                    ),
+                    &LABELS,
+                ),
+            ),
+            histograms: [
+                histogram(
+                    "vllm:time_to_first_token_seconds",
+                    "Time from a request to its first token.",
+                    TTFT,
+                ),
+                histogram(
+                    "vllm:inter_token_latency_seconds",
+                    "Time between two tokens of an answer.",
+                    ITL,
+                ),
+                histogram(
+                    "vllm:request_time_per_output_token_seconds",
+                    "Mean time between the tokens of an answer.",
+                    ITL,
+                ),
+                histogram(
+                    "vllm:e2e_request_latency_seconds",
+                    "Time from a request to its end.",
+                    E2E,
+                ),
+                histogram(
+                    "vllm:request_decode_time_seconds",
+                    "Time from the end of the prompt to the last token.",
+                    E2E,
+                ),
+                histogram(
+                    "vllm:request_prompt_tokens",
+                    "Tokens of a request's prompts.",
+                    TOKENS,
+                ),
+                histogram(
+                    "vllm:request_generation_tokens",
+                    "Tokens of a request's answers.",
+                    TOKENS,
+                ),
+            ],
+            registry,
+        }
+    }
+
+    /// Returns the metrics of a model.
+    pub(crate) fn of_model(&self, name: &str) -> ModelMetrics {
+        let labels = [name, ENGINE];
+        let [prompt, generation, queries, hits, preemptions, failed] = self
+            .counters
+            .each_ref()
+            .map(|c| c.with_label_values(&labels));
+        let [
+            first_token,
+            inter_token,
+            per_output_token,
+            e2e,
+            decode,
+            prompt_length,
+            answer_length,
+        ] = self
+            .histograms
+            .each_ref()
+            .map(|h| h.with_label_values(&labels));
+        let [running, waiting] = self.gauges.each_ref().map(|g| g.with_label_values(&labels));
+        let ended = |reason| self.finished.with_label_values(&[name, ENGINE, reason]);
+        ModelMetrics {
+            prompt_tokens: prompt,
+            generation_tokens: generation,
+            prefix_queries: queries,
+            prefix_hits: hits,
+            preemptions,
+            failed_steps: failed,
+            ended: REASONS.map(ended),
+            aborts: self.aborts.with_label_values(&[name, "client"]),
+            running,
+            waiting,
+            kv_usage: self.kv_usage.with_label_values(&labels),
+            first_token,
+            inter_token,
+            per_output_token,
+            e2e,
+            decode,
+            prompt_length,
+            answer_length,
+            pace: Mutex::new(Pace {
+                last_end: None,
+                seconds_between: 1.0,
+            }),
+        }
+    }
+
+    /// Returns all metrics in Prometheus' text format, version 0.0.4.
+    pub(crate) fn text<'a>(&self, models: impl Iterator<Item = &'a Served>) -> Vec<u8> {
+        for model in models {
+            model.metrics.read(model);
+        }
+        let mut text = Vec::new();
+        let encoded = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        encoded.expect("writing to memory does not fail");
+        text
+    }
+}
+
+/// Registers a metric; all names are different and valid.
+fn register<M: prometheus::core::Collector + Clone + 'static>(
+    registry: &Registry,
+    metric: prometheus::Result<M>,
+) -> M {
+    let metric = metric.expect("the metric's name is valid");
+    let registered = registry.register(Box::new(metric.clone()));
+    registered.expect("the metric's name is used once");
+    metric
+}
+
+impl ModelMetrics {
+    /// Takes what the engine counts.
+    fn read(&self, model: &Served) {
+        let stats = model.engine.stats();
+        self.running.set(stats.running as i64);
+        self.waiting.set(stats.waiting as i64);
+        let usage = stats.blocks.used as f64 / stats.blocks.total.max(1) as f64;
+        self.kv_usage.set(usage);
+        for (counter, now) in [
+            (&self.prefix_queries, stats.prefix.queries),
+            (&self.prefix_hits, stats.prefix.hits),
+            (&self.preemptions, stats.preemptions),
+            (&self.failed_steps, stats.failed_steps),
+        ] {
+            counter.inc_by(now.saturating_sub(counter.get()));
+        }
+    }
+
+    pub(crate) fn first_tokens(&self, after: Duration, n: usize) {
+        self.first_token.observe(after.as_secs_f64());
+        self.generation_tokens.inc_by(n as u64);
+    }
+
+    pub(crate) fn more_tokens(&self, after: Duration, n: usize) {
+        let each = after.as_secs_f64() / n.max(1) as f64;
+        for _ in 0..n {
+            self.inter_token.observe(each);
+        }
+        self.generation_tokens.inc_by(n as u64);
+    }
+
+    pub(crate) fn finished(&self, reason: FinishReason) {
+        let at = match reason {
+            FinishReason::Stop(_) => 0,
+            FinishReason::Length | FinishReason::Context | FinishReason::Deadline => 1,
+            FinishReason::Aborted => 2,
+        };
+        self.ended[at].inc();
+    }
+
+    pub(crate) fn failed(&self) {
+        self.ended[3].inc();
+    }
+
+    /// Counts answers that their client did not wait for.
+    pub(crate) fn aborted(&self, n: usize) {
+        self.ended[2].inc_by(n as u64);
+        self.aborts.inc_by(n as u64);
+    }
+
+    /// Takes the sums of a request that has ended.
+    pub(crate) fn request_ended(
+        &self,
+        whole: Duration,
+        decode: Duration,
+        n_prompt: usize,
+        n_answer: usize,
+    ) {
+        self.prompt_tokens.inc_by(n_prompt as u64);
+        self.prompt_length.observe(n_prompt as f64);
+        self.answer_length.observe(n_answer as f64);
+        self.e2e.observe(whole.as_secs_f64());
+        self.decode.observe(decode.as_secs_f64());
+        if n_answer > 1 {
+            let each = decode.as_secs_f64() / (n_answer - 1) as f64;
+            self.per_output_token.observe(each);
+        }
+        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if let Some(last) = pace.last_end.replace(now) {
+            let seconds = now.duration_since(last).as_secs_f64();
+            pace.seconds_between += 0.1 * (seconds - pace.seconds_between);
+        }
+    }
+
+    /// Returns the seconds after which `n` requests will have ended, from 1 to 120.
+    pub(crate) fn time_to_end(&self, n: usize) -> u64 {
+        let pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let seconds = (n + 1) as f64 * pace.seconds_between;
+        seconds.ceil().clamp(1.0, 120.0) as u64
+    }
+}

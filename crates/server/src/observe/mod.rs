@@ -1,0 +1,3 @@
+//! What the server tells about itself.
+
+pub(crate) mod metrics;

@@ -1,0 +1,294 @@
+//! `POST /v1/completions`: continues texts without a chat template.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use rocmforge::parts::{Bos, encode_prompt};
+use rocmforge_engine::serve::PromptScore;
+use rocmforge_engine::{FinishReason, PromptOutput};
+use rocmforge_gguf::TokenId;
+use rocmforge_text::tokenizer::{LeadingSpace, SpecialText, Tokenizer};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::chat_events::{finish_reason, object};
+use super::generation::{Form, Generation, refuse_constraints};
+use super::logprobs::CompletionLogprobs;
+use super::usage::{Timings, usage};
+use crate::app::{App, Body};
+use crate::config::Limits;
+use crate::http::auth::Caller;
+use crate::http::error::ApiError;
+use crate::http::fields::Fields;
+use crate::http::stream::{Encoder, Out, events};
+use crate::serving::choices::{Choices, Totals, Update, Whole};
+use crate::serving::model::Served;
+
+/// The best tokens that log-probabilities may have, at most.
+const MAX_LOGPROBS: usize = 20;
+
+/// A text or token ids, or several of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompts {
+    Text(String),
+    Texts(Vec<String>),
+    Ids(Vec<TokenId>),
+    ManyIds(Vec<Vec<TokenId>>),
+}
+
+/// `POST /v1/completions`
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(mut fields): Body,
+) -> Result<Response, ApiError> {
+    let ticket = app.admit(&caller)?;
+    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    // OpenAI allows 0 here: with echo, the prompt is scored and nothing is generated.
+    let echo = fields.take("echo")?.unwrap_or(false);
+    let generation = Generation::read(&mut fields, &caller, &app.limits)?;
+    let logprobs: Option<usize> = fields.take("logprobs")?;
+    if logprobs > Some(MAX_LOGPROBS) {
+        return Err(ApiError::field(
+            "logprobs",
+            format!("use 0 to {MAX_LOGPROBS}"),
+        ));
+    }
+    fields.refuse("suffix", &[json!("")])?;
+    fields.refuse("best_of", &[json!(1), json!(generation.n)])?;
+    refuse_constraints(&mut fields)?;
+    let prompts = prompts(&mut fields, &generation, &app.limits)?;
+    let ignored = fields.unread();
+    let of_model = Arc::clone(&model);
+    let prompts = app
+        .workers
+        .run(move || Ok(tokens(prompts, &of_model.tokenizer)))
+        .await?;
+    let form = Form {
+        special_text: SpecialText::Hide,
+        leading_space: LeadingSpace::Keep,
+        logprobs,
+    };
+    let mut answers = Vec::new();
+    let mut groups = Vec::new();
+    for prompt in prompts {
+        let mut requests = generation.requests(prompt.clone(), form);
+        if let (true, Some(top)) = (echo, logprobs) {
+            let scores = PromptOutput::Scores { from: 1, top };
+            requests
+                .iter_mut()
+                .for_each(|request| request.prompt_output = scores);
+        }
+        answers.extend((0..requests.len()).map(|_| Answer {
+            echo: echo.then(|| Echo::new(&prompt, &model.tokenizer)),
+            logprobs: logprobs.map(|_| CompletionLogprobs::new()),
+        }));
+        groups.push(requests);
+    }
+    let choices = Choices::submit(Arc::clone(&model), groups, ticket)?;
+    let id = app.new_id("cmpl");
+    let mut response = match generation.stream {
+        true => {
+            let encoder = CompletionEvents {
+                head: object(&id, "text_completion", &model.name),
+                model,
+                answers,
+                include_usage: generation.include_usage,
+            };
+            events(choices, encoder, &app.lifecycle, app.limits.ping_interval)
+        }
+        false => {
+            let (wholes, totals) = app.unless_aborted(choices.whole()).await?;
+            let answers = answers.into_iter().zip(wholes).enumerate();
+            let choices: Vec<Value> = answers
+                .map(|(index, (answer, whole))| answer.whole(index, &model.tokenizer, whole))
+                .collect();
+            let mut body = object(&id, "text_completion", &model.name);
+            body["choices"] = choices.into();
+            body["usage"] = usage(&totals);
+            body["timings"] = json!(Timings::new(&totals));
+            Json(body).into_response()
+        }
+    };
+    app.tell_ignored(&mut response, ignored);
+    Ok(response)
+}
+
+fn prompts(
+    fields: &mut Fields,
+    generation: &Generation,
+    limits: &Limits,
+) -> Result<Prompts, ApiError> {
+    let wrong = |_| ApiError::field("prompt", "use a text, token ids, or a list of either");
+    let prompts: Prompts = serde_json::from_value(fields.need("prompt")?).map_err(wrong)?;
+    let n = match &prompts {
+        Prompts::Text(_) | Prompts::Ids(_) => 1,
+        Prompts::Texts(texts) => texts.len(),
+        Prompts::ManyIds(ids) => ids.len(),
+    };
+    if n == 0 {
+        return Err(ApiError::field("prompt", "at least one prompt is needed"));
+    }
+    match n.saturating_mul(generation.n) > limits.max_choices {
+        true => Err(ApiError::field(
+            "prompt",
+            format!("use at most {} answers in all", limits.max_choices),
+        )),
+        false => Ok(prompts),
+    }
+}
+
+fn tokens(prompts: Prompts, tokenizer: &Tokenizer) -> Vec<Vec<TokenId>> {
+    let encode = |text: &String| encode_prompt(tokenizer, text.as_bytes(), Bos::AsFileSays, true);
+    match prompts {
+        Prompts::Text(text) => vec![encode(&text)],
+        Prompts::Texts(texts) => texts.iter().map(encode).collect(),
+        Prompts::Ids(ids) => vec![ids],
+        Prompts::ManyIds(ids) => ids,
+    }
+}
+
+/// One answer, and what is to be put before it.
+struct Answer {
+    echo: Option<Echo>,
+    logprobs: Option<CompletionLogprobs>,
+}
+
+/// A prompt that the answer begins with.
+struct Echo {
+    ids: Vec<TokenId>,
+    text: String,
+    scores: Vec<PromptScore>,
+}
+
+impl Echo {
+    fn new(prompt: &[TokenId], tokenizer: &Tokenizer) -> Echo {
+        Echo {
+            ids: prompt.to_vec(),
+            text: tokenizer.decode(prompt, SpecialText::Hide, LeadingSpace::Strip),
+            scores: Vec::new(),
+        }
+    }
+}
+
+impl Answer {
+    /// Returns text and log-probabilities of the prompt, once.
+    fn take_echo(&mut self, tokenizer: &Tokenizer) -> Option<(String, Value)> {
+        let echo = self.echo.take()?;
+        let logprobs = self.logprobs.as_mut();
+        let logprobs =
+            logprobs.map(|logprobs| logprobs.of_prompt(tokenizer, &echo.ids, &echo.scores));
+        Some((echo.text, logprobs.unwrap_or_default()))
+    }
+
+    fn whole(mut self, index: usize, tokenizer: &Tokenizer, whole: Whole) -> Value {
+        if let Some(echo) = &mut self.echo {
+            echo.scores = whole.scores;
+        }
+        let (mut text, before) = self.take_echo(tokenizer).unwrap_or_default();
+        text.push_str(&whole.text);
+        let logprobs = match &mut self.logprobs {
+            None => Value::Null,
+            Some(logprobs) => joined(before, logprobs.of_tokens(tokenizer, &whole.tokens)),
+        };
+        choice(index, text, logprobs, Some(finish_reason(whole.reason)))
+    }
+}
+
+fn choice(index: usize, text: String, logprobs: Value, reason: Option<&'static str>) -> Value {
+    json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason })
+}
+
+/// Joins the lists of a prompt and of its answer.
+fn joined(mut first: Value, second: Value) -> Value {
+    let Value::Object(second) = second else {
+        return first;
+    };
+    if first.is_null() {
+        return Value::Object(second);
+    }
+    for (name, list) in second {
+        if let (Some(Value::Array(to)), Value::Array(more)) = (first.get_mut(&name), list) {
+            to.extend(more);
+        }
+    }
+    first
+}
+
+/// The chunks of a stream.
+struct CompletionEvents {
+    head: Value,
+    model: Arc<Served>,
+    answers: Vec<Answer>,
+    include_usage: bool,
+}
+
+impl CompletionEvents {
+    fn chunk(&self, choice: Value, out: &mut Out) {
+        let mut chunk = self.head.clone();
+        chunk["choices"] = json!([choice]);
+        out.data(&chunk);
+    }
+
+    /// Writes the prompt before the first token of an answer that echoes it.
+    fn echo(&mut self, index: usize, out: &mut Out) {
+        if let Some((text, logprobs)) = self.answers[index].take_echo(&self.model.tokenizer) {
+            self.chunk(choice(index, text, logprobs, None), out);
+        }
+    }
+
+    fn finished(&mut self, index: usize, text: String, reason: FinishReason, out: &mut Out) {
+        let reason = finish_reason(Some(reason));
+        self.chunk(choice(index, text, Value::Null, Some(reason)), out);
+    }
+}
+
+impl Encoder for CompletionEvents {
+    fn begin(&mut self, _: &mut Out) {}
+
+    fn update(&mut self, update: Update, out: &mut Out) -> Option<usize> {
+        match update {
+            Update::PromptScores { choice, scores } => {
+                if let Some(echo) = &mut self.answers[choice].echo {
+                    echo.scores.extend(scores);
+                }
+            }
+            Update::Tokens {
+                choice: index,
+                tokens,
+                text,
+            } => {
+                self.echo(index, out);
+                let tokenizer = &self.model.tokenizer;
+                let logprobs = self.answers[index].logprobs.as_mut();
+                let logprobs = logprobs.map(|logprobs| logprobs.of_tokens(tokenizer, &tokens));
+                if !text.is_empty() || logprobs.is_some() {
+                    self.chunk(choice(index, text, logprobs.unwrap_or_default(), None), out);
+                }
+            }
+            Update::Finished {
+                choice,
+                reason,
+                text,
+            } => {
+                self.echo(choice, out);
+                self.finished(choice, text, reason, out);
+            }
+        }
+        None
+    }
+
+    fn end(&mut self, totals: &Totals, out: &mut Out) {
+        if self.include_usage {
+            let mut chunk = self.head.clone();
+            chunk["choices"] = json!([]);
+            chunk["usage"] = usage(totals);
+            chunk["timings"] = json!(Timings::new(totals));
+            out.data(&chunk);
+        }
+        out.done();
+    }
+}

@@ -1,0 +1,223 @@
+//! `POST /v1/embeddings` and `/v1/rerank`, for models that are made for them.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use rocmforge::parts::{embed_each, pair_tokens, text_tokens};
+use rocmforge_gguf::TokenId;
+use rocmforge_model::{Embedding, Pooling};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::app::{App, Body};
+use crate::http::auth::Caller;
+use crate::http::error::ApiError;
+use crate::http::fields::Fields;
+use crate::serving::choices::Ticket;
+use crate::serving::model::Served;
+
+/// Texts of one request, at most.
+const MAX_TEXTS: usize = 2048;
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Text(String),
+    Texts(Vec<String>),
+    Ids(Vec<TokenId>),
+    ManyIds(Vec<Vec<TokenId>>),
+}
+
+/// The result of texts: a vector each, and the tokens of all.
+struct Vectors {
+    values: Vec<Vec<f32>>,
+    n_tokens: usize,
+}
+
+/// `POST /v1/embeddings`
+pub(crate) async fn embed(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(mut fields): Body,
+) -> Result<Json<Value>, ApiError> {
+    let ticket = app.admit(&caller)?;
+    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let wrong = |_| ApiError::field("input", "use a text, token ids, or a list of either");
+    let input: Input = serde_json::from_value(fields.need("input")?).map_err(wrong)?;
+    let format: Option<String> = fields.take("encoding_format")?;
+    let in_base64 = match format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => return Err(ApiError::field("encoding_format", "use float or base64")),
+    };
+    fields.refuse("dimensions", &[])?;
+    let name = model.name.clone();
+    let vectors = vectors(
+        &app,
+        model,
+        ticket,
+        |_| true,
+        move |model| match input {
+            Input::Text(text) => vec![text_tokens(&model.tokenizer, text.as_bytes())],
+            Input::Texts(texts) => texts
+                .iter()
+                .map(|text| text_tokens(&model.tokenizer, text.as_bytes()))
+                .collect(),
+            Input::Ids(ids) => vec![ids],
+            Input::ManyIds(ids) => ids,
+        },
+    )
+    .await?;
+    let data = vectors.values.iter().enumerate().map(|(index, values)| {
+        let embedding = match in_base64 {
+            true => base64(values).into(),
+            false => json!(values),
+        };
+        json!({ "object": "embedding", "index": index, "embedding": embedding })
+    });
+    Ok(Json(json!({
+        "object": "list",
+        "model": name,
+        "data": data.collect::<Vec<_>>(),
+        "usage": { "prompt_tokens": vectors.n_tokens, "total_tokens": vectors.n_tokens },
+    })))
+}
+
+/// `POST /v1/rerank`
+pub(crate) async fn rerank(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(mut fields): Body,
+) -> Result<Json<Value>, ApiError> {
+    let ticket = app.admit(&caller)?;
+    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let query: String = fields.need("query")?;
+    let documents = documents(&mut fields)?;
+    let top_n = fields.take("top_n")?.unwrap_or(documents.len());
+    let with_texts = fields.take("return_documents")?.unwrap_or(false);
+    let (name, texts) = (model.name.clone(), documents.clone());
+    let ranks = |embedding: &Embedding| embedding.pooling == Pooling::Rank;
+    let vectors = vectors(&app, model, ticket, ranks, move |model| {
+        let pair = |text: &String| pair_tokens(&model.gguf, &model.tokenizer, &query, text);
+        texts.iter().map(pair).collect()
+    })
+    .await?;
+    let mut scores: Vec<(usize, f32)> = vectors
+        .values
+        .iter()
+        .enumerate()
+        .map(|(index, scores)| (index, scores[0]))
+        .collect();
+    scores.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    let results = scores.into_iter().take(top_n).map(|(index, score)| {
+        let mut result = json!({ "index": index, "relevance_score": score });
+        if with_texts {
+            result["document"] = json!({ "text": documents[index] });
+        }
+        result
+    });
+    Ok(Json(json!({
+        "object": "list",
+        "model": name,
+        "results": results.collect::<Vec<_>>(),
+        "usage": { "prompt_tokens": vectors.n_tokens, "total_tokens": vectors.n_tokens },
+    })))
+}
+
+fn documents(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let documents: Vec<Value> = fields.need("documents")?;
+    let text = |document: &Value| {
+        let text = document.as_str().or(document.get("text")?.as_str());
+        text.map(String::from)
+    };
+    let texts: Option<Vec<String>> = documents
+        .iter()
+        .map(|document| match document {
+            Value::String(text) => Some(text.clone()),
+            document => text(document),
+        })
+        .collect();
+    texts.ok_or_else(|| ApiError::field("documents", "use a list of texts"))
+}
+
+/// Computes the texts that `tokens` returns. `suits` says whether the model has what the route returns.
+async fn vectors(
+    app: &App,
+    model: Arc<Served>,
+    ticket: Ticket,
+    suits: impl FnOnce(&Embedding) -> bool,
+    tokens: impl FnOnce(&Served) -> Vec<Vec<TokenId>> + Send + 'static,
+) -> Result<Vectors, ApiError> {
+    let embedding = model.embedding.clone().filter(|embedding| suits(embedding));
+    let embedding = embedding.ok_or_else(|| {
+        let message = format!(
+            "{} was not loaded for this; use a model that is made for it",
+            model.name
+        );
+        ApiError::new(axum::http::StatusCode::NOT_IMPLEMENTED, message).code("wrong_model")
+    })?;
+    let work = move || {
+        let texts = tokens(&model);
+        if texts.is_empty() || texts.len() > MAX_TEXTS {
+            let message = format!("use 1 to {MAX_TEXTS} texts");
+            return Err(ApiError::field("input", message));
+        }
+        let n_tokens = texts.iter().map(Vec::len).sum();
+        let mut values = Vec::with_capacity(texts.len());
+        let embedded = embed_each(&model.engine, &embedding, texts, |vector| {
+            values.push(vector);
+            std::ops::ControlFlow::Continue(())
+        });
+        embedded.map_err(of_facade)?;
+        if let Some(place) = &ticket.place {
+            place.charge(n_tokens);
+        }
+        Ok(Vectors { values, n_tokens })
+    };
+    app.workers.run(work).await
+}
+
+fn of_facade(error: rocmforge::Error) -> ApiError {
+    match error {
+        rocmforge::Error::Request(error) => rocmforge_engine::EngineError::from(error).into(),
+        rocmforge::Error::Failed(failure) => failure.into(),
+        error => ApiError::internal(error.to_string()),
+    }
+}
+
+/// Returns the little-endian bytes of values in Base64, as OpenAI's clients read them.
+fn base64(values: &[f32]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let all = group.iter().chain(&[0, 0]).take(3);
+        let bits = all.fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte));
+        for at in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * at)) as usize & 63];
+            text.push(if at <= group.len() {
+                digit as char
+            } else {
+                '='
+            });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_base64() {
+        // Python: base64.b64encode(struct.pack('<f', x)).
+        assert_eq!(base64(&[1.0]), "AACAPw==");
+        assert_eq!(base64(&[1.0, -2.5]), "AACAPwAAIMA=");
+        assert_eq!(base64(&[1.0, -2.5, 3.25]), "AACAPwAAIMAAAFBA");
+    }
+}

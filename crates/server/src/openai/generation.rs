@@ -1,0 +1,279 @@
+//! How an answer is generated: the fields that chat and completions share.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rocmforge::parts::random_seed;
+use rocmforge_engine::Request;
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};
+use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
+use serde_json::{Map, Value, json};
+
+use crate::config::Limits;
+use crate::http::auth::Caller;
+use crate::http::error::ApiError;
+use crate::http::fields::Fields;
+
+/// One text or several.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// How an answer is generated.
+pub(crate) struct Generation {
+    /// Answers to each prompt.
+    pub(crate) n: usize,
+    pub(crate) stream: bool,
+    /// Whether a stream ends with the sums of tokens.
+    pub(crate) include_usage: bool,
+    pub(crate) max_tokens: Option<usize>,
+    stop: Vec<String>,
+    stop_ids: Vec<TokenId>,
+    ignore_eos: bool,
+    min_tokens: usize,
+    sampling: SamplingParams,
+    priority: i32,
+    cache_salt: Option<String>,
+    deadline: Instant,
+}
+
+impl Generation {
+    /// Reads the fields.
+    ///
+    /// # Errors
+    /// One of them has a wrong type, is out of range, or is not supported.
+    pub(crate) fn read(
+        fields: &mut Fields,
+        caller: &Caller,
+        limits: &Limits,
+    ) -> Result<Generation, ApiError> {
+        let n = fields.take("n")?.unwrap_or(1);
+        if n == 0 || n > limits.max_choices {
+            return Err(ApiError::field(
+                "n",
+                format!("use 1 to {}", limits.max_choices),
+            ));
+        }
+        let stream = fields.take("stream")?.unwrap_or(false);
+        let options: Map<String, Value> = fields.take("stream_options")?.unwrap_or_default();
+        let include_usage = options.get("include_usage") == Some(&Value::Bool(true));
+        let max_tokens: Option<usize> =
+            fields.take_any(&["max_completion_tokens", "max_tokens"])?;
+        if max_tokens == Some(0) {
+            return Err(ApiError::field("max_tokens", "use 1 or more"));
+        }
+        let asked: i32 = fields.take("priority")?.unwrap_or(0);
+        let most = caller.0.as_ref().and_then(|key| key.max_priority);
+        Ok(Generation {
+            n,
+            stream,
+            include_usage,
+            max_tokens,
+            stop: stops(fields, limits)?,
+            stop_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
+            ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+            min_tokens: fields.take("min_tokens")?.unwrap_or(0),
+            sampling: sampling(fields, limits)?,
+            // Without keys, nobody may put others behind.
+            priority: asked.min(most.unwrap_or(0)),
+            cache_salt: caller.cache_salt(fields.take("cache_salt")?),
+            deadline: Instant::now() + limits.max_answer_time,
+        })
+    }
+
+    /// Returns the requests for the answers to a prompt. Their seeds differ.
+    pub(crate) fn requests(&self, prompt: Vec<TokenId>, form: Form) -> Vec<Request> {
+        let request = |i: usize| Request {
+            sampling: Arc::new(SamplingParams {
+                seed: self.sampling.seed.wrapping_add(i as u64),
+                ..self.sampling.clone()
+            }),
+            stop: self.stop.clone(),
+            stop_ids: self.stop_ids.clone(),
+            ignore_eos: self.ignore_eos,
+            min_tokens: self.min_tokens,
+            deadline: Some(self.deadline),
+            priority: self.priority,
+            cache_salt: self.cache_salt.clone(),
+            special_text: form.special_text,
+            leading_space: form.leading_space,
+            logprobs: form.logprobs,
+            ..Request::greedy(prompt.clone(), self.max_tokens.unwrap_or(usize::MAX))
+        };
+        (0..self.n).map(request).collect()
+    }
+}
+
+/// The form of an answer's text.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Form {
+    pub(crate) special_text: SpecialText,
+    pub(crate) leading_space: LeadingSpace,
+    /// Whether log-probabilities are returned, and of how many of the best tokens.
+    pub(crate) logprobs: Option<usize>,
+}
+
+fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {
+    let stops = match fields.take("stop")? {
+        None => Vec::new(),
+        Some(OneOrMany::One(text)) => vec![text],
+        Some(OneOrMany::Many(texts)) => texts,
+    };
+    if stops.len() > limits.max_stops {
+        return Err(ApiError::field(
+            "stop",
+            format!("use at most {} texts", limits.max_stops),
+        ));
+    }
+    if stops.iter().map(String::len).sum::<usize>() > limits.max_stop_bytes {
+        let message = format!("use at most {} bytes", limits.max_stop_bytes);
+        return Err(ApiError::field("stop", message));
+    }
+    Ok(stops.into_iter().filter(|text| !text.is_empty()).collect())
+}
+
+/// Reads the sampler's fields. What is missing has OpenAI's default: temperature 1, and nothing else changes the
+/// distribution.
+fn sampling(fields: &mut Fields, limits: &Limits) -> Result<SamplingParams, ApiError> {
+    let default = SamplingParams::default();
+    let mut sampling = SamplingParams {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        ..default
+    };
+    let s = &mut sampling;
+    let mut number = |names: &[&str], to: &mut f32| {
+        if let Some(value) = fields.take_any(names)? {
+            *to = value;
+        }
+        Ok::<(), ApiError>(())
+    };
+    let Xtc {
+        probability,
+        threshold,
+    } = &mut s.xtc;
+    let DynamicTemperature { range, exponent } = &mut s.dynamic_temperature;
+    number(&["temperature"], &mut s.temperature)?;
+    number(&["top_p"], &mut s.top_p)?;
+    number(&["min_p"], &mut s.min_p)?;
+    number(&["typical_p"], &mut s.typical_p)?;
+    number(&["top_n_sigma"], &mut s.top_n_sigma)?;
+    number(&["presence_penalty"], &mut s.presence_penalty)?;
+    number(&["frequency_penalty"], &mut s.frequency_penalty)?;
+    number(
+        &["repetition_penalty", "repeat_penalty"],
+        &mut s.repeat_penalty,
+    )?;
+    number(&["xtc_probability"], probability)?;
+    number(&["xtc_threshold"], threshold)?;
+    number(&["dynatemp_range"], range)?;
+    number(&["dynatemp_exponent"], exponent)?;
+    number(&["dry_multiplier"], &mut s.dry.multiplier)?;
+    number(&["dry_base"], &mut s.dry.base)?;
+    // Negative numbers mean all, as in llama.cpp and vLLM.
+    let mut count = |name: &str, to: &mut usize, all: usize| {
+        if let Some(value) = fields.take::<i64>(name)? {
+            *to = usize::try_from(value).unwrap_or(all);
+        }
+        Ok::<(), ApiError>(())
+    };
+    count("top_k", &mut s.top_k, 0)?;
+    count("repeat_last_n", &mut s.penalty_last_n, usize::MAX)?;
+    count("dry_allowed_length", &mut s.dry.allowed_length, 0)?;
+    count("dry_penalty_last_n", &mut s.dry.last_n, usize::MAX)?;
+    if let Some(breakers) = fields.take("dry_sequence_breakers")? {
+        s.dry = Dry {
+            sequence_breakers: breakers,
+            ..std::mem::take(&mut s.dry)
+        };
+    }
+    match fields.take("mirostat")?.unwrap_or(0) {
+        0 => {}
+        2 => s.mirostat = Some(Mirostat::default()),
+        _ => return Err(ApiError::field("mirostat", "use 0 (off) or 2")),
+    }
+    if let Some(mirostat) = &mut s.mirostat {
+        mirostat.tau = fields.take("mirostat_tau")?.unwrap_or(mirostat.tau);
+        mirostat.eta = fields.take("mirostat_eta")?.unwrap_or(mirostat.eta);
+    }
+    if let Some(names) = fields.take::<Vec<String>>("samplers")? {
+        let kinds = names.iter().map(|name| name.parse::<SamplerKind>());
+        let kinds: Result<Vec<SamplerKind>, _> = kinds.collect();
+        s.samplers = kinds.map_err(|error| ApiError::field("samplers", error.to_string()))?;
+    }
+    s.logit_bias = biases(fields, limits)?;
+    // Any whole number, as clients send -1 for "random".
+    s.seed = match fields.take::<i64>("seed")? {
+        None | Some(-1) => random_seed(),
+        Some(seed) => seed.cast_unsigned(),
+    };
+    sampling.validate().map_err(|error| {
+        let name = error.name.replace('-', "_");
+        ApiError::field(name, error.to_string())
+    })?;
+    Ok(sampling)
+}
+
+/// Reads OpenAI's object `{"id": bias}` or llama-server's list `[[id, bias]]`, in which false forbids a token.
+fn biases(fields: &mut Fields, limits: &Limits) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let wrong = || {
+        ApiError::field(
+            "logit_bias",
+            "use an object of token ids and numbers, such as {\"42\": -100}",
+        )
+    };
+    let bias = |id: Option<TokenId>, bias: &Value| {
+        let bias = match bias {
+            Value::Bool(false) => Some(f32::NEG_INFINITY),
+            bias => bias.as_f64().map(|bias| bias as f32),
+        };
+        id.zip(bias).ok_or_else(wrong)
+    };
+    let biases: Vec<(TokenId, f32)> = match fields.take::<Value>("logit_bias")? {
+        None => Vec::new(),
+        Some(Value::Object(map)) => {
+            let biases = map.iter().map(|(id, value)| bias(id.parse().ok(), value));
+            biases.collect::<Result<_, _>>()?
+        }
+        Some(Value::Array(list)) => {
+            let biases = list
+                .iter()
+                .map(|pair| match pair.as_array().map(Vec::as_slice) {
+                    Some([id, value]) => bias(id.as_u64().and_then(|id| id.try_into().ok()), value),
+                    _ => Err(wrong()),
+                });
+            biases.collect::<Result<_, _>>()?
+        }
+        Some(_) => return Err(wrong()),
+    };
+    match biases.len() > limits.max_biases {
+        true => Err(ApiError::field(
+            "logit_bias",
+            format!("use at most {} tokens", limits.max_biases),
+        )),
+        false => Ok(biases),
+    }
+}
+
+/// Refuses the fields for structured output that need what this server does not have.
+pub(crate) fn refuse_constraints(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.refuse("response_format", &[json!({"type": "text"})])?;
+    for name in [
+        "grammar",
+        "json_schema",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+    ] {
+        fields.refuse(name, &[])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! OpenAI's API.
+
+pub(crate) mod chat;
+mod chat_events;
+pub(crate) mod completions;
+pub(crate) mod embeddings;
+pub(crate) mod generation;
+mod logprobs;
+mod messages;
+pub(crate) mod models;
+mod usage;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{get, post};
+
+use crate::app::App;
+
+/// The routes that need a key for answers.
+pub(crate) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/embeddings", post(embeddings::embed))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{id}", get(models::one))
+}

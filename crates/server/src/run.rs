@@ -1,0 +1,252 @@
+//! Starts the server, and ends it in order.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode, header};
+use serde_json::json;
+use tower::ServiceExt as _;
+
+use crate::app::{App, router};
+use crate::config::Config;
+use crate::http::auth::Caller;
+use crate::http::connections;
+use crate::openai;
+use crate::serving::lifecycle::{Lifecycle, Phase};
+use crate::serving::model::Model;
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    #[error("cannot listen on {address}: {error}; choose another port")]
+    Listen {
+        address: SocketAddr,
+        error: io::Error,
+    },
+    #[error(
+        "{address} can be reached from other machines; give the server a keys file, or listen on 127.0.0.1"
+    )]
+    NoKeys { address: SocketAddr },
+    #[error("the server needs at least one model")]
+    NoModel,
+    #[error("two models are called {name}; give one of them another name")]
+    SameName { name: String },
+    #[error("{name} does not answer: {message}")]
+    SelfTest { name: String, message: String },
+    #[error("cannot start the server's threads: {0}")]
+    Threads(io::Error),
+}
+
+/// A server that listens.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    app: Arc<App>,
+    drain_timeout: Duration,
+}
+
+/// Ends a server.
+#[derive(Clone)]
+pub struct Stopper {
+    lifecycle: Arc<Lifecycle>,
+    drain_timeout: Duration,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Stopper {
+    /// Refuses new requests, finishes running ones within the configured time, and ends the server. Does not wait.
+    pub fn stop(&self) {
+        let (lifecycle, timeout) = (Arc::clone(&self.lifecycle), self.drain_timeout);
+        self.runtime
+            .spawn(async move { lifecycle.drain(timeout).await });
+    }
+}
+
+impl Server {
+    /// Listens on the configured address.
+    ///
+    /// # Errors
+    /// The address is in use or open to other machines without keys, or the names of the models are not good.
+    pub fn bind(config: Config, models: Vec<Model>) -> Result<Server, ServerError> {
+        let address = config.address;
+        if config.keys.is_empty() && !address.ip().is_loopback() {
+            return Err(ServerError::NoKeys { address });
+        }
+        if models.is_empty() {
+            return Err(ServerError::NoModel);
+        }
+        for (at, model) in models.iter().enumerate() {
+            if models[..at].iter().any(|other| other.name == model.name) {
+                let name = model.name.clone();
+                return Err(ServerError::SameName { name });
+            }
+        }
+        let cannot = |error| ServerError::Listen { address, error };
+        let listener = TcpListener::bind(address).map_err(cannot)?;
+        listener.set_nonblocking(true).map_err(cannot)?;
+        let address = listener.local_addr().map_err(cannot)?;
+        Ok(Server {
+            listener,
+            address,
+            app: Arc::new(App::new(&config, models)),
+            drain_timeout: config.drain_timeout,
+        })
+    }
+
+    /// Returns the server's address as a link.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Serves until it is told to stop. `on_ready` is called once the server has answered a request of its own with each
+    /// model; SIGINT and SIGTERM stop it, and a second one ends it at once.
+    ///
+    /// # Errors
+    /// A model gives no answer, or the system has no threads.
+    pub fn run(self, on_ready: impl FnOnce(&Stopper)) -> Result<(), ServerError> {
+        allow_open_files();
+        let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            // The engine computes on all cores; these only pass bytes on.
+            .worker_threads(n_cores.div_ceil(8).clamp(2, 8))
+            .thread_name("rocmforge-http")
+            .enable_all()
+            .build()
+            .map_err(ServerError::Threads)?;
+        let ended = runtime.block_on(self.serve(on_ready));
+        // Work on a template that nobody waits for must not hold the program up.
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        ended
+    }
+
+    async fn serve(self, on_ready: impl FnOnce(&Stopper)) -> Result<(), ServerError> {
+        let cannot = |error| ServerError::Listen {
+            address: self.address,
+            error,
+        };
+        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(cannot)?;
+        let lifecycle = Arc::clone(&self.app.lifecycle);
+        let stopper = Stopper {
+            lifecycle: Arc::clone(&lifecycle),
+            drain_timeout: self.drain_timeout,
+            runtime: tokio::runtime::Handle::current(),
+        };
+        let router = router(Arc::clone(&self.app));
+        let connections = connections::serve(listener, router, &self.app.limits, &lifecycle);
+        let life = async {
+            signals::listen(stopper.clone()).map_err(ServerError::Threads)?;
+            tokio::select! {
+                tested = self_test(&self.app) => tested?,
+                () = lifecycle.draining() => {}
+            }
+            lifecycle.enter(Phase::Ready);
+            on_ready(&stopper);
+            lifecycle.ended().await;
+            Ok(())
+        };
+        tokio::pin!(connections);
+        tokio::select! {
+            // A failed test ends the server; an ordered end lets connections write their last bytes.
+            ended = life => {
+                ended?;
+                connections.await;
+            }
+            () = &mut connections => {}
+        }
+        Ok(())
+    }
+}
+
+/// Raises this process's limit on open files, of which each connection is one. Many systems start with 1,024.
+#[cfg(unix)]
+fn allow_open_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Without it, fewer connections are served at once.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+#[cfg(not(unix))]
+fn allow_open_files() {}
+
+/// Sends each model a request through the routes that clients use.
+async fn self_test(app: &Arc<App>) -> Result<(), ServerError> {
+    for model in &app.models {
+        let (path, body) = match &model.embedding {
+            None => (
+                "/v1/completions",
+                json!({ "model": model.name, "prompt": "Hello", "max_tokens": 1 }),
+            ),
+            Some(_) => (
+                "/v1/embeddings",
+                json!({ "model": model.name, "input": "Hello" }),
+            ),
+        };
+        let request = Request::post(path)
+            .header(header::CONTENT_TYPE, "application/json")
+            .extension(Caller(None))
+            .body(Body::from(body.to_string()));
+        let request = request.expect("the request is valid");
+        let routes = openai::routes().with_state(Arc::clone(app));
+        let Ok(response) = routes.oneshot(request).await;
+        if response.status() != StatusCode::OK {
+            let body = axum::body::to_bytes(response.into_body(), 64 << 10).await;
+            let message = String::from_utf8_lossy(&body.unwrap_or_default()).into_owned();
+            let name = model.name.clone();
+            return Err(ServerError::SelfTest { name, message });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+mod signals {
+    use std::io;
+
+    use tokio::signal::unix::{SignalKind, signal};
+
+    use super::Stopper;
+
+    /// Exit code after a second signal, as in shells: 128 + SIGINT.
+    const INTERRUPTED: i32 = 130;
+
+    /// Stops the server at the first signal, and ends the program at the second.
+    pub(super) fn listen(stopper: Stopper) -> io::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        tokio::spawn(async move {
+            let mut is_first = true;
+            loop {
+                let received = tokio::select! {
+                    received = terminate.recv() => received,
+                    received = interrupt.recv() => received,
+                };
+                if received.is_none() {
+                    return;
+                }
+                if !std::mem::take(&mut is_first) {
+                    std::process::exit(INTERRUPTED);
+                }
+                stopper.stop();
+            }
+        });
+        Ok(())
+    }
+}
+
+#[cfg(not(unix))]
+mod signals {
+    pub(super) fn listen(stopper: super::Stopper) -> std::io::Result<()> {
+        tokio::spawn(async move {
+            if tokio::signal::ctrl_c().await.is_ok() {
+                stopper.stop();
+            }
+        });
+        Ok(())
+    }
+}

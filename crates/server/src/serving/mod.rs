@@ -1,0 +1,6 @@
+//! Runs requests: the models, the answers that are under way, and the phases of the server's life.
+
+pub(crate) mod choices;
+pub(crate) mod lifecycle;
+pub(crate) mod model;
+pub(crate) mod workers;

@@ -1,0 +1,72 @@
+//! A model that the server answers with.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rocmforge_engine::serve::Server as Engine;
+use rocmforge_gguf::Gguf;
+use rocmforge_model::Embedding;
+use rocmforge_text::answer::Format;
+use rocmforge_text::chat_template::ChatTemplate;
+use rocmforge_text::tokenizer::Tokenizer;
+
+use crate::observe::metrics::ModelMetrics;
+
+/// A model for the server: a running engine and what its file says about text.
+pub struct Model {
+    /// What clients call it.
+    pub name: String,
+    pub engine: Engine,
+    pub tokenizer: Arc<Tokenizer>,
+    /// The template of its file, in a sandbox.
+    pub template: ChatTemplate,
+    pub gguf: Arc<Gguf>,
+    /// What it returns for a text, if it was loaded for embeddings.
+    pub embedding: Option<Embedding>,
+}
+
+/// A model in use.
+pub(crate) struct Served {
+    pub(crate) name: String,
+    pub(crate) engine: Engine,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) template: ChatTemplate,
+    pub(crate) gguf: Arc<Gguf>,
+    pub(crate) embedding: Option<Embedding>,
+    /// How it writes reasoning and calls of tools.
+    pub(crate) format: Format,
+    /// When it was loaded, in seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) metrics: ModelMetrics,
+}
+
+impl Served {
+    pub(crate) fn new(model: Model, metrics: ModelMetrics) -> Served {
+        let Model {
+            name,
+            engine,
+            tokenizer,
+            template,
+            gguf,
+            embedding,
+        } = model;
+        let format = Format::of_template(template.source());
+        Served {
+            name,
+            engine,
+            tokenizer,
+            template,
+            gguf,
+            embedding,
+            format,
+            created: unix_seconds(),
+            metrics,
+        }
+    }
+}
+
+/// Returns the seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,102 @@
+//! Keys, scopes and limits.
+
+use rocmforge_server::{Keys, NewKey};
+use serde_json::json;
+
+use crate::client::{Reply, TestServer, forge_mini, local, small};
+
+fn server(lines: &str) -> TestServer {
+    let mut config = local();
+    config.keys = Keys::parse(lines).unwrap();
+    TestServer::start(config, vec![forge_mini(small())])
+}
+
+fn post(server: &TestServer, key: &str, fields: serde_json::Value) -> Reply {
+    let mut body = json!({"prompt": "Once upon", "max_tokens": 4, "ignore_eos": true});
+    body.as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
+    let bearer = format!("Bearer {key}");
+    server.send(
+        "/v1/completions",
+        body.to_string().as_bytes(),
+        &[("authorization", &bearer)],
+    )
+}
+
+#[test]
+fn every_route_but_health_needs_a_key() {
+    let (alice, scraper) = (
+        NewKey::create("alice").unwrap(),
+        NewKey::create("scraper").unwrap(),
+    );
+    let lines = format!("{}:infer\n{}:metrics", alice.line, scraper.line);
+    let server = server(&lines);
+    assert_eq!(server.get("/health").status, 200);
+    for path in ["/v1/models", "/metrics", "/props"] {
+        let reply = server.get(path);
+        assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
+        assert_eq!(reply.error(401)["type"], "authentication_error");
+    }
+    for path in [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/tokenize",
+        "/apply-template",
+    ] {
+        server.post(path, &json!({})).error(401);
+    }
+    post(&server, "wrong", json!({})).error(401);
+    post(&server, &alice.key, json!({})).ok();
+    let body = json!({"prompt": "a", "max_tokens": 1}).to_string();
+    let by_header = [("x-api-key", alice.key.as_str())];
+    server
+        .send("/v1/completions", body.as_bytes(), &by_header)
+        .ok();
+    post(&server, &scraper.key, json!({})).error(403);
+}
+
+#[test]
+fn a_key_has_a_number_of_requests_and_tokens() {
+    let (one, few) = (
+        NewKey::create("one").unwrap(),
+        NewKey::create("few").unwrap(),
+    );
+    let lines = format!(
+        "{}::requests=1\n{}::tokens_per_minute=8",
+        one.line, few.line
+    );
+    let server = server(&lines);
+    let bearer = format!("Bearer {}", one.key);
+    let long = json!({"prompt": "Once", "max_tokens": 500, "ignore_eos": true, "stream": true});
+    let headers = [("authorization", bearer.as_str())];
+    let mut running = server.lines("/v1/completions", &long, &headers);
+    running.next().unwrap();
+    // The second request is refused while the first one runs.
+    let refused = post(&server, &one.key, json!({}));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    refused.error(429);
+    running.for_each(drop);
+    post(&server, &one.key, json!({})).ok();
+    post(&server, &few.key, json!({"max_tokens": 60})).ok();
+    let reply = post(&server, &few.key, json!({}));
+    assert!(reply.header("retry-after").unwrap().parse::<u64>().unwrap() > 60);
+    assert_eq!(reply.error(429)["type"], "rate_limit_error");
+}
+
+#[test]
+fn keys_share_no_cache() {
+    let (a, b) = (NewKey::create("a").unwrap(), NewKey::create("b").unwrap());
+    let server = server(&format!("{}\n{}", a.line, b.line));
+    let prompt = "word ".repeat(80);
+    let cached = |key: &str| {
+        let reply = post(&server, key, json!({ "prompt": prompt })).ok();
+        reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap()
+    };
+    assert_eq!(cached(&a.key), 0);
+    assert!(cached(&a.key) >= 64);
+    assert_eq!(cached(&b.key), 0);
+}

@@ -1,0 +1,110 @@
+//! Clients that leave, and the end of the server.
+
+use std::time::{Duration, Instant};
+
+use rocmforge_engine::{EngineConfig, KvTokens};
+use rocmforge_server::{Server, ServerError};
+use serde_json::{Value, json};
+
+use crate::client::{TestServer, forge_mini, local, small, start};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// A request that takes long.
+fn long() -> Value {
+    json!({"prompt": "Once", "max_tokens": 100_000, "ignore_eos": true, "stream": true})
+}
+
+/// A context in which an answer takes seconds.
+fn roomy() -> EngineConfig {
+    EngineConfig {
+        n_ctx: Some(16_384),
+        kv_tokens: KvTokens::Exactly(65_536),
+        ..small()
+    }
+}
+
+#[test]
+fn a_client_that_leaves_ends_its_request() {
+    let server = TestServer::start(local(), vec![forge_mini(roomy())]);
+    let mut lines = server.lines(COMPLETIONS, &long(), &[]);
+    assert!(lines.next().unwrap().starts_with("data: "));
+    assert_eq!(server.metric("vllm:num_requests_running"), 1.0);
+    drop(lines);
+    server.wait_for("vllm:num_requests_running", 0.0);
+    assert_eq!(server.metric("rocmforge_aborts_total"), 1.0);
+    assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
+}
+
+#[test]
+fn a_full_queue_is_refused_with_a_time() {
+    let config = EngineConfig {
+        max_seqs: 1,
+        ..roomy()
+    };
+    let mut one = forge_mini(config);
+    let options = rocmforge_engine::serve::ServeOptions {
+        max_waiting: 1,
+        ..Default::default()
+    };
+    one.engine = rocmforge_engine::serve::serve(one.engine.stop().unwrap(), options).unwrap();
+    let server = TestServer::start(local(), vec![one]);
+    let mut running = server.lines(COMPLETIONS, &long(), &[]);
+    running.next().unwrap();
+    // It waits until it is served, so its stream has no event yet.
+    let waiting = server.lines(COMPLETIONS, &long(), &[]);
+    let reply = server.post(COMPLETIONS, &long());
+    assert!(reply.header("retry-after").unwrap().parse::<u64>().unwrap() >= 1);
+    assert_eq!(reply.error(429)["code"], "queue_full");
+    drop((running, waiting));
+    server.wait_for("vllm:num_requests_running", 0.0);
+    server
+        .post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 1}))
+        .ok();
+}
+
+#[test]
+fn a_stopping_server_finishes_what_runs_and_refuses_the_rest() {
+    let server = start();
+    let body = json!({"prompt": "Once", "max_tokens": 300, "ignore_eos": true, "stream": true});
+    let mut lines = server.lines(COMPLETIONS, &body, &[]);
+    lines.next().unwrap();
+    server.stop();
+    // Connections that are open are told; the answer goes on.
+    let rest: Vec<String> = lines.collect();
+    assert!(
+        rest.iter().any(|line| line.contains("\"length\"")),
+        "{rest:?}"
+    );
+    assert_eq!(
+        rest.iter().rev().find(|line| !line.is_empty()).unwrap(),
+        "data: [DONE]"
+    );
+    server.join().unwrap();
+}
+
+#[test]
+fn requests_that_take_too_long_get_an_error_at_the_end() {
+    let mut config = local();
+    config.drain_timeout = Duration::from_millis(100);
+    let server = TestServer::start(config, vec![forge_mini(roomy())]);
+    let mut lines = server.lines(COMPLETIONS, &long(), &[]);
+    lines.next().unwrap();
+    let started = Instant::now();
+    server.stop();
+    let rest: Vec<String> = lines.filter(|line| !line.is_empty()).collect();
+    assert!(rest.last().unwrap().contains("shutting_down"), "{rest:?}");
+    server.join().unwrap();
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn other_machines_need_keys() {
+    let mut config = local();
+    config.address = "0.0.0.0:0".parse().unwrap();
+    let refused = Server::bind(config, vec![forge_mini(small())]);
+    assert!(matches!(refused.err(), Some(ServerError::NoKeys { .. })));
+    let twins = vec![forge_mini(small()), forge_mini(small())];
+    let refused = Server::bind(local(), twins);
+    assert!(matches!(refused.err(), Some(ServerError::SameName { .. })));
+}

@@ -1,0 +1,10 @@
+//! The server over real connections, with forge-mini on the CPU.
+
+mod chat;
+mod client;
+mod completions;
+mod embeddings;
+mod hostile;
+mod keys;
+mod lifecycle;
+mod load;
