@@ -14,7 +14,10 @@ pub enum BenchCommand {
     #[command(flatten)]
     Suite(SuiteCommand),
     /// Measure a server under load: OpenAI's completions as streams
-    #[command(after_help = help::BENCH_SERVE)]
+    #[command(
+        after_help = help::BENCH_SERVE,
+        override_usage = "rocmforge bench serve --url URL (--rate R | --concurrency C) [OPTIONS]"
+    )]
     Serve(BenchServeArgs),
 }
 
