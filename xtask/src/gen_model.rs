@@ -73,7 +73,7 @@ pub(crate) fn golden(python: &Path) -> Result<()> {
 /// The entry of a model of a row of families: for each prompt, a logit of every position, [`models::families::kept`].
 fn golden_family(name: &str, mut logits: impl FnMut(&[u32]) -> Result<Vec<f32>>) -> Result<String> {
     let mut rows = Vec::new();
-    for n_tokens in families::PROMPTS {
+    for &n_tokens in families::prompts(name) {
         let logits = logits(&prompt(n_tokens, 512))?;
         let kept = families::kept(&logits, n_tokens);
         let kept: Vec<String> = kept.iter().map(|logit| format!("{logit:.4}")).collect();

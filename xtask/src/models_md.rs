@@ -28,7 +28,8 @@ const PROOF: &str = "
 Each architecture has small random models with the metadata of its released files. The tests compare them
 
 - with llama.cpp, on the CPU in F32: for the models of `testkit/src/models/families/rows.rs` a logit of every position of
-  prompts of 1, 33 and 130 tokens, for the others logits after 1, 17 and 300 tokens;
+  prompts of 1, 33 and 130 tokens, or logits of a prompt longer than the chunks or windows that llama.cpp fixes; for the
+  others logits after 1, 17 and 300 tokens;
 - on an emulated GPU with the CPU.
 
 Models for embeddings (those of `testkit/src/models/embeddings.rs`) are compared with llama.cpp by the embeddings, or scores,

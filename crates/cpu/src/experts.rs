@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use rocmforge_plan::{
     ActFormat, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, OutMode, Router, RowsOf,
-    Weight, act_format,
+    Weighed, Weight, act_format,
 };
 
 use crate::acts::Acts;
@@ -134,6 +134,15 @@ impl Routing {
     pub fn of_heads(n_heads: usize, n_tokens: usize) -> Routing {
         let choices = (0..n_tokens).flat_map(|_| (0..n_heads as u32).map(|head| (head, 1.0)));
         Routing::of_choices(n_heads, n_heads, choices).expect("all heads exist")
+    }
+
+    /// The weight of each row.
+    fn weights_of_rows(&self) -> Vec<f32> {
+        let mut weights = vec![0.0; self.n_rows()];
+        for choice in &self.choices {
+            weights[choice.row as usize] = choice.weight;
+        }
+        weights
     }
 
     /// The rows of each expert that has any, the most rows first.
@@ -343,7 +352,7 @@ impl ExpertActs {
         format: ActFormat,
     ) {
         let n_rows = match rows_of {
-            RowsOf::Tokens => routing.n_tokens(),
+            RowsOf::Tokens | RowsOf::WeighedTokens => routing.n_tokens(),
             RowsOf::Choices => routing.n_rows(),
         };
         if n_rows == 0 {
@@ -352,6 +361,10 @@ impl ExpertActs {
         }
         assert!(x.len().is_multiple_of(n_rows), "x holds whole rows");
         let n_in = x.len() / n_rows;
+        let weights = match rows_of {
+            RowsOf::WeighedTokens => Some(routing.weights_of_rows()),
+            RowsOf::Tokens | RowsOf::Choices => None,
+        };
         let groups = self.reset(routing.groups.len(), n_in, format);
         // Within a task the pool runs inline.
         pool.for_each_rows(groups, 1, 1, &|first, acts| {
@@ -362,12 +375,18 @@ impl ExpertActs {
                     let x = &x[rows.start * n_in..rows.end * n_in];
                     acts.quantize(isa, pool, x, [rows.len(), n_in], format);
                 }
-                RowsOf::Tokens => {
+                RowsOf::Tokens | RowsOf::WeighedTokens => {
                     let tokens = routing.tokens[rows.clone()].iter();
-                    let gathered: Vec<f32> = tokens
+                    let mut gathered: Vec<f32> = tokens
                         .flat_map(|&token| &x[token as usize * n_in..][..n_in])
                         .copied()
                         .collect();
+                    if let Some(weights) = &weights {
+                        let weighed = gathered.chunks_exact_mut(n_in).zip(&weights[rows.clone()]);
+                        for (row, weight) in weighed {
+                            row.iter_mut().for_each(|x| *x *= weight);
+                        }
+                    }
                     acts.quantize(isa, pool, &gathered, [rows.len(), n_in], format);
                 }
             }
@@ -499,14 +518,21 @@ pub fn expert_matmul(
     });
 }
 
-/// Computes `out[token] = sum(weight * x[row])` over the experts of each token, best first.
+/// Computes `out[token] = sum(weight * x[row])` over the experts of each token, best first; `sum(x[row])` if the weights
+/// multiplied the inputs.
 ///
 /// - `x` [n_rows, width]
 /// - `out` [n_tokens, width]
 ///
 /// # Panics
 /// If shapes do not match.
-pub fn combine_experts(isa: Isa, pool: &Pool, routing: &Routing, x: &[f32], out: &mut [f32]) {
+pub fn combine_experts(
+    isa: Isa,
+    pool: &Pool,
+    (routing, weighed): (&Routing, Weighed),
+    x: &[f32],
+    out: &mut [f32],
+) {
     let n_tokens = routing.n_tokens();
     if n_tokens == 0 {
         return;
@@ -523,6 +549,7 @@ pub fn combine_experts(isa: Isa, pool: &Pool, routing: &Routing, x: &[f32], out:
             x,
             choices: &routing.choices[first * routing.n_used..],
             n_used: routing.n_used,
+            weighed,
             width,
             out,
         };
@@ -533,11 +560,20 @@ pub fn combine_experts(isa: Isa, pool: &Pool, routing: &Routing, x: &[f32], out:
     });
 }
 
+/// The factor on the output of a token's expert.
+fn factor_of(choice: &Choice, weighed: Weighed) -> f32 {
+    match weighed {
+        Weighed::Outputs => choice.weight,
+        Weighed::Inputs => 1.0,
+    }
+}
+
 struct WeightedSum<'a> {
     x: &'a [f32],
     /// The choices of the first token of `out` and the following ones.
     choices: &'a [Choice],
     n_used: usize,
+    weighed: Weighed,
     width: usize,
     out: &'a mut [f32],
 }
@@ -549,7 +585,7 @@ impl WeightedSum<'_> {
             for (i, out) in out.iter_mut().enumerate() {
                 let parts = choices.iter().map(|choice| {
                     let x = self.x[choice.row as usize * self.width + i];
-                    f64::from(choice.weight) * f64::from(x)
+                    f64::from(factor_of(choice, self.weighed)) * f64::from(x)
                 });
                 *out = parts.sum::<f64>() as f32;
             }
@@ -567,7 +603,7 @@ impl Kernel for WeightedSum<'_> {
             out.fill(0.0);
             for choice in choices {
                 let x = &self.x[choice.row as usize * self.width..][..self.width];
-                let weight = s.splat(choice.weight);
+                let weight = s.splat(factor_of(choice, self.weighed));
                 let (xs, x_tail) = S::chunks(x);
                 let (outs, out_tail) = S::chunks_mut(out);
                 for (x, out) in xs.iter().zip(outs) {

@@ -171,11 +171,14 @@ impl Collector {
         let mut sum = Sum::new(*n_experts, width);
         for token in 0..routing.n_tokens() {
             for choice in routing.choices(token) {
-                let row = match rows_of {
-                    RowsOf::Tokens => token,
-                    RowsOf::Choices => choice.row as usize,
+                let (row, weight) = match rows_of {
+                    RowsOf::Tokens => (token, 1.0),
+                    RowsOf::WeighedTokens => (token, choice.weight),
+                    RowsOf::Choices => (choice.row as usize, 1.0),
                 };
-                sum.add_row(choice.expert as usize, &values[row * width..][..width]);
+                let row = values[row * width..][..width].iter();
+                let row: Vec<f32> = row.map(|value| value * weight).collect();
+                sum.add_row(choice.expert as usize, &row);
             }
         }
         sum

@@ -8,9 +8,10 @@
 // sort:          rows for all choices, sorted by expert and then by token, and the tiles of rows for GEMV and GEMM.
 //                One block of 1024 threads.
 // route_sort:    both in one block, for steps of few tokens.
-// quantize_rows: out[row] = x[token of row], in an activation form. Blocks of 256 threads, one or more per row.
-// combine:       out[token] (+)= sum of weight * x[row] over its choices, best first. Blocks of 256 threads, one or
-//                more per token.
+// quantize_rows: out[row] = x[token of row], times the weight of the row if there are weights, in an activation form.
+//                Blocks of 256 threads, one or more per row.
+// combine:       out[token] (+)= sum of weight * x[row] over its choices, best first; without weights, sum of x[row].
+//                Blocks of 256 threads, one or more per token.
 //
 // Choices are [n_tokens, n_used]. Padding rows of a step (step.h) have no experts and no rows, and their sum is 0.
 // Results do not depend on the order of blocks or waves. Shared memory of sort: 41 KB.
@@ -304,18 +305,36 @@ struct QuantizeRowsParams {
     const float* x;
     const u32* tokens;
     const u32* n_rows;
+    // [n_tokens, n_used]: the row and weight of each choice. Null weights are ones.
+    const u32* rows;
+    const float* weights;
     ActsOut out;
     u32 width;
+    u32 n_used;
     u32 aligned;
-    FIELDS(x, tokens, n_rows, out, width, aligned)
+    u32 pad;
+    FIELDS(x, tokens, n_rows, rows, weights, out, width, n_used, aligned, pad)
 };
+
+// The weight of a row: that of its token's choice which has this row.
+DEV float weight_of(const QuantizeRowsParams& p, u32 row) {
+    u32 choice = p.tokens[row] * p.n_used;
+    while (p.rows[choice] != row) choice++;
+    return p.weights[choice];
+}
 
 template <typename Form> DEV void quantize_rows(const QuantizeRowsParams& p) {
     const u32 row = bid_x(), at = (bid_y() * ROW_THREADS + tid()) * OCTET;
     const bool is_row = row < *p.n_rows;
     const u32 end = is_row ? p.width : 0;
     const float* x = p.x + (is_row ? (u64)p.tokens[row] * p.width : 0);
-    Form::put(p.out, (u64)row * p.width, at, end, p.aligned, load_octet(x, at, end, p.aligned));
+    auto values = load_octet(x, at, end, p.aligned);
+    if (p.weights && is_row) {
+        const float weight = weight_of(p, row);
+#pragma unroll
+        for (u32 i = 0; i < OCTET; i++) values.v[i] *= weight;
+    }
+    Form::put(p.out, (u64)row * p.width, at, end, p.aligned, values);
 }
 
 KERNEL(quantize_rows_f32, QuantizeRowsParams, ROW_THREADS) { quantize_rows<FormF32>(p); }
@@ -325,6 +344,7 @@ KERNEL(quantize_rows_q8x256, QuantizeRowsParams, ROW_THREADS) { quantize_rows<Fo
 struct CombineParams {
     const float* x;
     const u32* rows;
+    // Null for ones.
     const float* weights;
     float* out;
     u32 width;
@@ -342,9 +362,10 @@ KERNEL(combine, CombineParams, ROW_THREADS) {
     for (u32 k = token * p.n_used; k < (token + 1) * p.n_used; k++) {
         const u32 row = p.rows[k];
         if (row == NO_ROW) continue;
+        const float weight = p.weights ? p.weights[k] : 1.0f;
         const Quad x = load_quad(p.x + (u64)row * p.width, at, p.width, p.aligned);
 #pragma unroll
-        for (u32 i = 0; i < QUAD; i++) sum.v[i] = fma(x.v[i], p.weights[k], sum.v[i]);
+        for (u32 i = 0; i < QUAD; i++) sum.v[i] = fma(x.v[i], weight, sum.v[i]);
     }
     float* out = p.out + (u64)token * p.width;
     if (p.add) {

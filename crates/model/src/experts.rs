@@ -1,6 +1,6 @@
 //! What the metadata says about the second half of a layer: a feed-forward network, or a mixture of experts.
 
-use rocmforge_plan::{ExpertGroups, ExpertScores, ExpertWeights, Router};
+use rocmforge_plan::{ExpertGroups, ExpertScores, ExpertWeights, Router, Weighed};
 
 use crate::error::LoadError;
 use crate::facts::{Experts, FeedForward, ModelConfig, SharedExpert};
@@ -50,6 +50,7 @@ pub(crate) fn experts(keys: &Keys<'_>, weights: ExpertWeights) -> Result<Experts
                 .positive_or_zero("expert_weights_scale")?
                 .unwrap_or(1.0) as f32,
         },
+        weighed: Weighed::Outputs,
         limit: None,
         shared: None,
     })

@@ -1,7 +1,7 @@
 //! What a file's metadata says about a model, resolved for each layer. Keys are those of the GGUF specification,
 //! prefixed by the architecture's name.
 
-use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores};
+use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores, Weighed};
 
 use crate::embedding::{Embedding, EmbeddingFacts, Reads};
 use crate::error::LoadError;
@@ -108,6 +108,8 @@ pub enum HeadNorm {
     Together,
     /// As `Each`, after the rotation.
     EachAfterRope,
+    /// As `EachAfterRope`, without weights.
+    PlainAfterRope,
     /// All heads together by layer norms, if the file has the tensors.
     TogetherCentered,
 }
@@ -136,6 +138,8 @@ pub struct Experts {
     /// Width of one expert.
     pub n_ff: usize,
     pub router: Router,
+    /// What the router's weights multiply.
+    pub weighed: Weighed,
     /// The limit of the experts' SwiGLU.
     pub limit: Option<f32>,
     pub shared: Option<SharedExpert>,

@@ -9,7 +9,7 @@ use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
     arcee, bert, cohere, deepseek2, exaone4, falcon, gemma, gemma4, glm4, gpt_oss, gpt2, granite,
-    hunyuan, laguna, llama, mimo2, minicpm3, mistral3, mixtures, modern_bert, muse_glimmer, olmo2,
+    hunyuan, laguna, llama, llama4, mimo2, minicpm3, mistral3, mixtures, modern_bert, muse_glimmer, olmo2,
     phi3, qwen, seed_oss, smollm3, stablelm, step35,
 };
 use crate::keys::Keys;
@@ -107,6 +107,7 @@ static FAMILIES: &[Family] = &[
     row("arcee", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (qwen::dense, arcee::record)),
     row("dots1", (Neox, Factors::LongRope), HeadNorm::Each, (mixtures::dots1, llama::record)),
     row("gpt-oss", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt_oss::facts, gpt_oss::record)),
+    row("llama4", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (llama4::facts, llama::record)),
     row("gemma4", (Neox, Factors::IfPresent), HeadNorm::Each, (gemma4::facts, gemma4::record)),
     row("laguna", (Neox, Factors::LongRope), HeadNorm::Each, (laguna::facts, llama::record)),
     row("mimo2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (mimo2::facts, mimo2::record)),

@@ -41,7 +41,7 @@ pub use op::{
 };
 pub use params::{
     Activation, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Factor, OutMode,
-    RopeStyle, Router, RowsOf,
+    RopeStyle, Router, RowsOf, Weighed,
 };
 pub use placement::{Placement, PlanPart, Segment, Side, Split, is_of_experts, layer_starts};
 pub use recorder::{Projection, Recorder, Routing, Value};

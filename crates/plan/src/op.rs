@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::acts::ActFormat;
 use crate::kv::{KvSpec, KvType};
-use crate::params::{Activation, Factor, OutMode, RopeStyle, Router, RowsOf};
+use crate::params::{Activation, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed};
 use crate::rope::RopeTable;
 
 /// Id of a float buffer of the plan, `[rows, width]`, row-major.
@@ -207,10 +207,12 @@ pub enum Op {
         n_experts: usize,
         out: BufferId,
     },
-    /// `out[t] = sum(weight * x[row])` over the experts of token `t`, best first.
+    /// `out[t] = sum(weight * x[row])` over the experts of token `t`, best first; `sum(x[row])` if the weights multiplied
+    /// the inputs.
     CombineExperts {
         x: BufferId,
         routing: RoutingId,
+        weighed: Weighed,
         out: BufferId,
     },
     /// As `Quantize`, with a row per token and head, sorted by head: values of each head of `x` from `start` on.

@@ -129,6 +129,15 @@ pub enum ExpertWeights {
     Normalized,
 }
 
+/// What the weights of a token's experts multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weighed {
+    /// The experts' outputs.
+    Outputs,
+    /// The experts' inputs (Llama 4).
+    Inputs,
+}
+
 /// Groups of consecutive experts, of equal size and at least two each (DeepSeek-AI 2024, DeepSeek-V3). The groups with
 /// the largest sums of their best two experts take part in the choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +153,8 @@ pub struct ExpertGroups {
 pub enum RowsOf {
     /// One row per token, read by all its experts.
     Tokens,
+    /// As `Tokens`, times the weight of each of its experts.
+    WeighedTokens,
     /// One row per token and chosen expert, in the order of the routing.
     Choices,
 }

@@ -8,7 +8,9 @@ use crate::liveness::share_buffers;
 use crate::op::{
     ActsId, ActsInfo, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, Scores, WeightId,
 };
-use crate::params::{Activation, ExpertVectors, Factor, OutMode, RopeStyle, Router, RowsOf};
+use crate::params::{
+    Activation, ExpertVectors, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed,
+};
 use crate::rope::RopeTable;
 
 /// What an operation of a plan computes: `[rows, width]`. A value ends where an operation changes it in place; that
@@ -34,6 +36,14 @@ impl Value {
 pub struct Routing {
     id: RoutingId,
     n_used: usize,
+    weighed: Weighed,
+}
+
+impl Routing {
+    /// The same choice, whose weights multiply something else than the outputs.
+    pub fn weighing(self, weighed: Weighed) -> Routing {
+        Routing { weighed, ..self }
+    }
 }
 
 /// A matrix, its bias, and the format of the activations that it multiplies.
@@ -160,9 +170,10 @@ impl Recorder {
         if let Some(acts) = self.known(x, form) {
             return acts;
         }
-        let rows_of = match x.rows {
-            RowCount::Choices { .. } => RowsOf::Choices,
-            RowCount::Tokens | RowCount::Logits | RowCount::Heads { .. } => RowsOf::Tokens,
+        let rows_of = match (x.rows, routing.weighed) {
+            (RowCount::Choices { .. }, _) => RowsOf::Choices,
+            (_, Weighed::Outputs) => RowsOf::Tokens,
+            (_, Weighed::Inputs) => RowsOf::WeighedTokens,
         };
         let n_used = routing.n_used;
         let out = self.new_acts(RowCount::Choices { n_used }, x.width, format);
@@ -265,6 +276,7 @@ impl Recorder {
         let out = Routing {
             id: RoutingId(self.n_routings as u32),
             n_used: router.n_used,
+            weighed: Weighed::Outputs,
         };
         self.n_routings += 1;
         self.push(Op::Route {
@@ -306,6 +318,7 @@ impl Recorder {
         self.push(Op::CombineExperts {
             x: self.at(x),
             routing: routing.id,
+            weighed: routing.weighed,
             out: out.id,
         });
         out

@@ -6,8 +6,8 @@ use rocmforge_cpu::{
 };
 use rocmforge_gguf::GgmlType;
 use rocmforge_plan::{
-    ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, OutMode, Router, RowsOf, Weight,
-    act_format,
+    ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, OutMode, Router, RowsOf, Weighed,
+    Weight, act_format,
 };
 
 use crate::random::Rng;
@@ -211,6 +211,17 @@ impl Mixture {
 
     /// `sum(weight * down(up(x)))` for every token.
     fn run(&self, isa: Isa, pool: &Pool, x: &[f32], logits: &[f32]) -> Vec<f32> {
+        self.run_weighed(isa, pool, (x, Weighed::Outputs), logits)
+    }
+
+    /// `sum(down(up(weight * x)))` if the weights multiply the inputs.
+    fn run_weighed(
+        &self,
+        isa: Isa,
+        pool: &Pool,
+        (x, weighed): (&[f32], Weighed),
+        logits: &[f32],
+    ) -> Vec<f32> {
         let (mut routing, mut acts) = (Routing::new(), ExpertActs::new());
         routing.route(
             pool,
@@ -220,7 +231,11 @@ impl Mixture {
         );
         let n_rows = routing.n_rows();
         let format = act_format(self.ty);
-        acts.quantize(isa, pool, &routing, (x, RowsOf::Tokens), format);
+        let rows_of = match weighed {
+            Weighed::Outputs => RowsOf::Tokens,
+            Weighed::Inputs => RowsOf::WeighedTokens,
+        };
+        acts.quantize(isa, pool, &routing, (x, rows_of), format);
         let mut hidden = vec![f32::NAN; n_rows * N_FF];
         let matrices = |w, bias| ExpertMatrices {
             w,
@@ -236,12 +251,12 @@ impl Mixture {
         let down = matrices(down, &self.down_bias[..]);
         expert_matmul(isa, pool, down, &routing, &acts, &mut rows);
         let mut out = vec![f32::NAN; x.len()];
-        combine_experts(isa, pool, &routing, &rows, &mut out);
+        combine_experts(isa, pool, (&routing, weighed), &rows, &mut out);
         out
     }
 
     /// The same with single products, token by token and expert by expert.
-    fn one_by_one(&self, isa: Isa, x: &[f32], logits: &[f32]) -> Vec<f64> {
+    fn one_by_one(&self, isa: Isa, (x, weighed): (&[f32], Weighed), logits: &[f32]) -> Vec<f64> {
         let pool = Pool::new(1);
         let routing = routed(&router(2, ExpertWeights::Normalized), logits, N_EXPERTS);
         let product = |up: bool, expert: u32, x: &[f32]| {
@@ -268,10 +283,15 @@ impl Mixture {
         for (token, x) in x.chunks(N_IN).enumerate() {
             let mut sum = vec![0.0; N_IN];
             for choice in routing.choices(token) {
-                let hidden = product(true, choice.expert, x);
+                let (before, after) = match weighed {
+                    Weighed::Outputs => (1.0, choice.weight),
+                    Weighed::Inputs => (choice.weight, 1.0),
+                };
+                let x: Vec<f32> = x.iter().map(|x| x * before).collect();
+                let hidden = product(true, choice.expert, &x);
                 let row = product(false, choice.expert, &hidden);
                 for (sum, y) in sum.iter_mut().zip(row) {
-                    *sum += f64::from(choice.weight) * f64::from(y);
+                    *sum += f64::from(after) * f64::from(y);
                 }
             }
             all.extend(sum);
@@ -298,14 +318,19 @@ fn expert_products_match_single_products_for_any_batch_and_threads() {
             let logits: Vec<f32> = (0..n_tokens * N_EXPERTS)
                 .map(|i| rng.unit() + if i % N_EXPERTS == 5 { 1.2 } else { 0.0 })
                 .collect();
-            let got = mixture.run(isa, &Pool::new(1), &x, &logits);
-            let want = mixture.one_by_one(isa, &x, &logits);
-            let reach = want.iter().fold(0f64, |most, x| most.max(x.abs()));
-            assert!(reach > 0.0);
-            for (&got, want) in got.iter().zip(&want) {
-                let error = (f64::from(got) - want).abs();
-                assert!(error <= 1e-6 * reach, "{isa} {ty:?}: {got}, not {want}");
+            for weighed in [Weighed::Inputs, Weighed::Outputs] {
+                let x = (&x[..], weighed);
+                let got = mixture.run_weighed(isa, &Pool::new(1), x, &logits);
+                let want = mixture.one_by_one(isa, x, &logits);
+                let reach = want.iter().fold(0f64, |most, x| most.max(x.abs()));
+                assert!(reach > 0.0);
+                for (&got, want) in got.iter().zip(&want) {
+                    let error = (f64::from(got) - want).abs();
+                    let is_near = error <= 1e-6 * reach;
+                    assert!(is_near, "{isa} {ty:?} {weighed:?}: {got}, not {want}");
+                }
             }
+            let got = mixture.run(isa, &Pool::new(1), &x, &logits);
             for n_threads in [2, 5] {
                 assert_eq!(got, mixture.run(isa, &Pool::new(n_threads), &x, &logits));
             }

@@ -47,7 +47,7 @@ pub(crate) use rope_kv::check_append;
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, Rotation, kv_append, rope, rope_kv};
 pub use routing::{
     ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, Router, Routing,
-    RoutingBuffer, check_router, combine_experts, quantize_experts, route,
+    RoutingBuffer, Weighed, check_router, combine_experts, quantize_experts, route,
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{

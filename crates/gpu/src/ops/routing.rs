@@ -1,7 +1,9 @@
 //! Routing of mixture-of-experts (MoE) layers: chooses the experts of each token, sorts rows by expert, and combines
 //! the results (`kernels/experts.hip`). All of it stays on the device; the host knows only the number of choices.
 
-pub use rocmforge_plan::{ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Router};
+pub use rocmforge_plan::{
+    ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Router, Weighed,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::norm::{ActsOut, OCTET, acts_out, aligned};
@@ -237,18 +239,26 @@ struct QuantizeRowsParams {
     x: Address,
     tokens: Address,
     n_rows: Address,
+    rows: Address,
+    weights: Address,
     out: ActsOut,
     width: u32,
+    n_used: u32,
     aligned: u32,
+    pad: u32,
 }
 
 layout!(QuantizeRowsParams {
     x,
     tokens,
     n_rows,
+    rows,
+    weights,
     out,
     width,
-    aligned
+    n_used,
+    aligned,
+    pad
 });
 
 #[repr(C)]
@@ -276,7 +286,7 @@ layout!(CombineParams {
 });
 
 const _: () = assert!(size_of::<RouteParams>() == 152);
-const _: () = assert!(size_of::<QuantizeRowsParams>() == 64);
+const _: () = assert!(size_of::<QuantizeRowsParams>() == 88);
 const _: () = assert!(size_of::<CombineParams>() == 48);
 
 kernels! {
@@ -357,15 +367,15 @@ pub fn route(
     gpu.launch(&kernels.sort, [1, 1, 1], SORT_THREADS, 0, &params)
 }
 
-/// `out[row] = x[token of row]` in the form of `out`, for each row of `routing`; `x` [n_tokens, width]. Unused rows
-/// keep their old values.
+/// `out[row] = x[token of row]` in the form of `out`, for each row of `routing`; `x` [n_tokens, width]. Weights that
+/// multiply inputs are applied. Unused rows keep their old values.
 ///
 /// # Panics
 /// If the shapes do not match.
 pub fn quantize_experts(
     gpu: &Gpu,
     x: Slice<'_, f32>,
-    routing: &Routing<'_>,
+    (routing, weighed): (&Routing<'_>, Weighed),
     out: &Acts<'_>,
 ) -> Result<(), GpuError> {
     let width = out.width;
@@ -381,9 +391,16 @@ pub fn quantize_experts(
         x: x.address(),
         tokens: routing.tokens.address(),
         n_rows: routing.n_rows.address(),
+        rows: routing.rows.address(),
+        weights: match weighed {
+            Weighed::Inputs => routing.weights.address(),
+            Weighed::Outputs => Address::NULL,
+        },
         out: acts_out(out),
         width: width as u32,
+        n_used: routing.n_used as u32,
         aligned: aligned(gpu, width, &[x.address(), out.values.address()]),
+        pad: 0,
     };
     let n_blocks = width.div_ceil(ROW_THREADS * OCTET);
     let grid = [out.n_rows as u32, n_blocks as u32, 1];
@@ -391,14 +408,14 @@ pub fn quantize_experts(
 }
 
 /// `out[token] (+)= sum(weight * x[row])` over the choices of each token, best first; `x` [n_tokens * n_used, width],
-/// `out` [n_tokens, width]. The sum of padding rows is 0.
+/// `out` [n_tokens, width]. Weights that multiply inputs count as 1. The sum of padding rows is 0.
 ///
 /// # Panics
 /// If the shapes do not match.
 pub fn combine_experts(
     gpu: &Gpu,
     x: Slice<'_, f32>,
-    routing: &Routing<'_>,
+    (routing, weighed): (&Routing<'_>, Weighed),
     mode: OutMode,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
@@ -418,7 +435,10 @@ pub fn combine_experts(
     let params = CombineParams {
         x: x.address(),
         rows: routing.rows.address(),
-        weights: routing.weights.address(),
+        weights: match weighed {
+            Weighed::Outputs => routing.weights.address(),
+            Weighed::Inputs => Address::NULL,
+        },
         out: out.address(),
         width: width as u32,
         n_used: routing.n_used as u32,

@@ -6,7 +6,7 @@ use crate::common::three_orders;
 use crate::common::weights::Random;
 use rocmforge_gpu::ops::{
     self, ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, Routing,
-    RoutingBuffer,
+    RoutingBuffer, Weighed,
 };
 use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 
@@ -148,33 +148,50 @@ fn gathers_and_combines_rows() {
             let routing = buffer.of(n_tokens);
             let what = format!("{} {form:?} {width}", common::name(&gpu));
 
-            let gathered = choices.of_row.iter().flat_map(|(token, _)| {
-                let token = *token as usize;
-                x[token * width..][..width].to_vec()
-            });
-            let gathered: Vec<f32> = gathered.collect();
+            let weights = gpu.read(routing.weights).unwrap();
             let n_rows = choices.of_row.len();
-            let expected = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
-            let from = gpu.upload(&gathered).unwrap();
-            ops::quantize(&gpu, from.as_slice(), &expected.rows(n_rows)).unwrap();
-            let expected = bits(&gpu, &expected, n_rows);
-            let from = gpu.upload(&x).unwrap();
-            let found = three_orders(|| {
-                let found = ActsBuffer::new(&gpu, form, max_rows, width).unwrap();
-                let to = found.rows(max_rows);
-                ops::quantize_experts(&gpu, from.as_slice(), &routing, &to).unwrap();
-                bits(&gpu, &found, n_rows)
-            });
-            assert_eq!(found, expected, "{what}");
+            for weighed in [Weighed::Outputs, Weighed::Inputs] {
+                let weight_of = |row: usize| {
+                    let choice = choices.rows.iter().position(|it| *it as usize == row);
+                    match weighed {
+                        Weighed::Outputs => 1.0,
+                        Weighed::Inputs => weights[choice.unwrap()],
+                    }
+                };
+                let rows = choices.of_row.iter().enumerate();
+                let gathered = rows.flat_map(|(row, (token, _))| {
+                    let values = x[*token as usize * width..][..width].iter();
+                    let weight = weight_of(row);
+                    values.map(|x| x * weight).collect::<Vec<f32>>()
+                });
+                let gathered: Vec<f32> = gathered.collect();
+                let expected = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
+                let from = gpu.upload(&gathered).unwrap();
+                ops::quantize(&gpu, from.as_slice(), &expected.rows(n_rows)).unwrap();
+                let expected = bits(&gpu, &expected, n_rows);
+                let from = gpu.upload(&x).unwrap();
+                let found = three_orders(|| {
+                    let found = ActsBuffer::new(&gpu, form, max_rows, width).unwrap();
+                    let to = found.rows(max_rows);
+                    let routing = (&routing, weighed);
+                    ops::quantize_experts(&gpu, from.as_slice(), routing, &to).unwrap();
+                    bits(&gpu, &found, n_rows)
+                });
+                assert_eq!(found, expected, "{what} {weighed:?}");
+            }
 
             let y = random.values(max_rows * width);
             let before = random.values(n_tokens * width);
-            let weights = gpu.read(routing.weights).unwrap();
             let from = gpu.upload(&y).unwrap();
-            for mode in [OutMode::Store, OutMode::Add] {
+            for (mode, weighed) in [
+                (OutMode::Store, Weighed::Outputs),
+                (OutMode::Add, Weighed::Outputs),
+                (OutMode::Store, Weighed::Inputs),
+            ] {
                 let found = three_orders(|| {
                     let out = gpu.upload(&before).unwrap();
-                    ops::combine_experts(&gpu, from.as_slice(), &routing, mode, out.as_slice())
+                    let routing = (&routing, weighed);
+                    ops::combine_experts(&gpu, from.as_slice(), routing, mode, out.as_slice())
                         .unwrap();
                     gpu.read(out.as_slice::<f32>()).unwrap()
                 });
@@ -182,7 +199,11 @@ fn gathers_and_combines_rows() {
                     let (token, column) = (at / width, at % width);
                     let part = |k: &usize| {
                         let row = choices.rows[*k] as usize;
-                        f64::from(weights[*k]) * f64::from(y[row * width + column])
+                        let weight = match weighed {
+                            Weighed::Outputs => f64::from(weights[*k]),
+                            Weighed::Inputs => 1.0,
+                        };
+                        weight * f64::from(y[row * width + column])
                     };
                     let of_token = token * step.n_used..(token + 1) * step.n_used;
                     let mut expected: f64 = of_token

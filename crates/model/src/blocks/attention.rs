@@ -18,7 +18,10 @@ pub(crate) fn attention(
         return latent_attention(m, layer, latent, x);
     }
     let [q, k, v] = projections(m, layer, x)?;
-    let is_normed_last = facts.head_norm == HeadNorm::EachAfterRope;
+    let is_normed_last = matches!(
+        facts.head_norm,
+        HeadNorm::EachAfterRope | HeadNorm::PlainAfterRope
+    );
     let [mut q, mut k] = match is_normed_last {
         true => [q, k],
         false => normed_heads(m, layer, [q, k])?,
@@ -100,6 +103,10 @@ pub(crate) fn normed(
     }
     let width = match facts.head_norm {
         HeadNorm::IfPresent if !m.loader.has(tensor) => return Ok(x),
+        HeadNorm::PlainAfterRope => {
+            let ones = m.loader.push_constant(facts.k_dim, 1.0);
+            return Ok(m.plan.rms_norm(x, ones, m.config.norm_eps));
+        }
         HeadNorm::IfPresent | HeadNorm::Each | HeadNorm::EachAfterRope => facts.k_dim,
         HeadNorm::Together | HeadNorm::TogetherCentered => x.width(),
     };

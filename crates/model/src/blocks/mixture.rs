@@ -65,7 +65,8 @@ fn routing(
         // A factor on an expert's output is one on its weight.
         scales: m.loader.opt_part(&scales, n_experts, 0..n_experts, 1.0)?,
     };
-    Ok(m.plan.route(scores, vectors, experts.router))
+    let routing = m.plan.route(scores, vectors, experts.router);
+    Ok(routing.weighing(experts.weighed))
 }
 
 /// Records the sum of the experts' down projections of `activated`.

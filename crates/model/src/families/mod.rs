@@ -16,6 +16,7 @@ pub(crate) mod granite;
 pub(crate) mod hunyuan;
 pub(crate) mod laguna;
 pub(crate) mod llama;
+pub(crate) mod llama4;
 pub(crate) mod mimo2;
 pub(crate) mod minicpm3;
 pub(crate) mod mistral3;

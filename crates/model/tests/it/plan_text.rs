@@ -130,7 +130,8 @@ impl<'a> Values<'a> {
             .replace(", growth: None", "")
             .replace(", alibi: None", "")
             .replace("sinks: None, ", "")
-            .replace("scales: None, ", "");
+            .replace("scales: None, ", "")
+            .replace("weighed: Outputs, ", "");
         // Inputs come first, so that an operation that reads and writes the same id is not mistaken for another.
         let acts_read = op.acts_read().map(|id| self.acts[&id]);
         for id in op.writes() {

@@ -432,9 +432,14 @@ impl CpuBackend {
                 );
                 self.put(out, to);
             }
-            Op::CombineExperts { x, routing, out } => {
+            Op::CombineExperts {
+                x,
+                routing,
+                weighed,
+                out,
+            } => {
                 let mut to = self.take(out);
-                let routing = &self.routings[routing.0 as usize];
+                let routing = (&self.routings[routing.0 as usize], weighed);
                 cpu::combine_experts(isa, &self.pool, routing, self.buffer(x), &mut to);
                 self.put(out, to);
             }

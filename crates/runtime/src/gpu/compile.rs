@@ -6,7 +6,7 @@ use rocmforge_gpu::{Variant, Variants};
 
 use rocmforge_plan::Weights;
 use rocmforge_plan::{
-    ActsId, BufferId, Linear, Op, Plan, PlanPart, RopeId, RoutingId, WeightId, is_dead,
+    ActsId, BufferId, Linear, Op, Plan, PlanPart, RopeId, RoutingId, Weighed, WeightId, is_dead,
 };
 
 /// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
@@ -22,7 +22,7 @@ pub(crate) enum Stage {
     CombineAdd {
         first: usize,
         x: BufferId,
-        routing: RoutingId,
+        routing: (RoutingId, Weighed),
         /// Holds the sum in the unfused plan; this stage does not write it.
         sum_unwritten: BufferId,
         out: BufferId,
@@ -199,6 +199,7 @@ fn combine_add(plan: &Plan, range: Range<usize>) -> Option<Stage> {
         Op::CombineExperts {
             x,
             routing,
+            weighed,
             out: sum,
         },
         Op::Add { x: added, out },
@@ -212,7 +213,7 @@ fn combine_add(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     (is_only_added && is_dead(rest, sum, plan.logits)).then_some(Stage::CombineAdd {
         first,
         x,
-        routing,
+        routing: (routing, weighed),
         sum_unwritten: sum,
         out,
     })

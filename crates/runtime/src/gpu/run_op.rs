@@ -11,7 +11,7 @@ use super::step::StepShape;
 use super::weights::DeviceWeights;
 use rocmforge_plan::{
     Activation, ActsId, BufferId, ExpertVectors, Factor, Linear, Op, Plan, RopeId, RopeStyle,
-    RoutingId, RowCount, RowsOf,
+    RoutingId, RowCount, RowsOf, Weighed,
 };
 
 /// Everything that launches read. They change device memory only.
@@ -294,9 +294,13 @@ impl<'a> Launcher<'a> {
                 let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
                 match rows_of {
                     RowsOf::Choices => ops::quantize(gpu, x, &out),
-                    RowsOf::Tokens => {
+                    RowsOf::Tokens | RowsOf::WeighedTokens => {
+                        let weighed = match rows_of {
+                            RowsOf::WeighedTokens => Weighed::Inputs,
+                            _ => Weighed::Outputs,
+                        };
                         let routing = memory.routing(routing, self.shape);
-                        ops::quantize_experts(gpu, x, &routing, &out)
+                        ops::quantize_experts(gpu, x, (&routing, weighed), &out)
                     }
                 }
             }
@@ -316,7 +320,12 @@ impl<'a> Launcher<'a> {
                 let bias = bias.map(|id| weights.vector(id));
                 ops::expert_products(gpu, &x, &routing, (&experts, bias), self.buffer(out))
             }
-            Op::CombineExperts { x, routing, out } => self.combine(x, routing, OutMode::Store, out),
+            Op::CombineExperts {
+                x,
+                routing,
+                weighed,
+                out,
+            } => self.combine(x, (routing, weighed), OutMode::Store, out),
             _ => unreachable!("{} is not an expert operation", op.name()),
         }
     }
@@ -413,12 +422,13 @@ impl<'a> Launcher<'a> {
     fn combine(
         &self,
         x: BufferId,
-        routing: RoutingId,
+        (routing, weighed): (RoutingId, Weighed),
         mode: OutMode,
         out: BufferId,
     ) -> Result<(), GpuError> {
+        let (x, out) = (self.buffer(x), self.buffer(out));
         let routing = self.memory.routing(routing, self.shape);
-        ops::combine_experts(self.gpu, self.buffer(x), &routing, mode, self.buffer(out))
+        ops::combine_experts(self.gpu, x, (&routing, weighed), mode, out)
     }
 
     fn rotation(&self, table: RopeId, style: RopeStyle, start: usize) -> Rotation<'a> {

@@ -13,13 +13,24 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     ROWS.iter().map(|row| row.name)
 }
 
-/// Lengths of the prompts for which there are logits of llama.cpp.
-pub const PROMPTS: [usize; 3] = [1, 33, 130];
+/// Lengths of the prompts of the model `name` for which there are logits of llama.cpp.
+///
+/// # Panics
+/// If there is no such model.
+pub fn prompts(name: &str) -> &'static [usize] {
+    find(name).expect("a model of the table").prompts
+}
 
-/// Returns what is kept of the logits `[n_tokens, n_vocab]` of a prompt: one of each position, and 16 of the last.
+/// Returns the positions of a prompt whose logits are compared: all, or some of a long one.
+pub fn positions(n_tokens: usize) -> impl ExactSizeIterator<Item = usize> {
+    (0..n_tokens).step_by(n_tokens.div_ceil(256))
+}
+
+/// Returns what is kept of the logits `[n_tokens, n_vocab]` of a prompt: one of each of its [`positions`], and 16 of the
+/// last.
 pub fn kept(logits: &[f32], n_tokens: usize) -> Vec<f32> {
     let n_vocab = logits.len() / n_tokens;
-    let of_rows = (0..n_tokens).map(|i| logits[i * n_vocab + (37 * i + 11) % n_vocab]);
+    let of_rows = positions(n_tokens).map(|i| logits[i * n_vocab + (37 * i + 11) % n_vocab]);
     let last = logits[logits.len() - n_vocab..].iter().copied();
     of_rows.chain(last.step_by(n_vocab / 16)).collect()
 }
@@ -82,6 +93,7 @@ struct Row {
     mixture: Option<Mixture>,
     output: Output,
     keys: &'static [(&'static str, Key)],
+    prompts: &'static [usize],
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -135,6 +147,8 @@ struct Mixture {
     n_ff: usize,
     /// Leading layers without experts.
     n_dense: usize,
+    /// After these, the last of every so many layers has experts.
+    period: usize,
     /// Width of the shared experts.
     n_ff_shared: Option<usize>,
     /// The tensor that is added to the scores for the choice.
@@ -151,6 +165,12 @@ enum Key {
     /// A number for each layer.
     OfLayers(&'static [f32]),
     S(&'static str),
+}
+
+impl Mixture {
+    fn are_in(&self, layer: usize) -> bool {
+        layer >= self.n_dense && (layer + 1).is_multiple_of(self.period)
+    }
 }
 
 impl Row {
@@ -252,7 +272,7 @@ impl Row {
             }
             self.attention(model, layer, &tensor)?;
             match &self.mixture {
-                Some(experts) if layer >= experts.n_dense => {
+                Some(experts) if experts.are_in(layer) => {
                     self.mixture(model, &tensor, experts)?;
                 }
                 _ => self.feed_forward(model, &tensor)?,

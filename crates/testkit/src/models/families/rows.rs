@@ -27,6 +27,7 @@ const LLAMA: Row = Row {
     mixture: None,
     output: Output::Own,
     keys: &[],
+    prompts: &[1, 33, 130],
 };
 
 const EXPERTS: Mixture = Mixture {
@@ -34,6 +35,7 @@ const EXPERTS: Mixture = Mixture {
     n_used: 3,
     n_ff: 256,
     n_dense: 0,
+    period: 1,
     n_ff_shared: None,
     bias: None,
 };
@@ -86,6 +88,20 @@ pub(super) static ROWS: &[Row] = &[
         biases: QKV_BIASES,
         // llama.cpp 0.3.36 does not read the epsilon of these files.
         keys: &[SECTIONS, ("attention.layer_norm_rms_epsilon", F(1e-9))],
+        ..LLAMA
+    },
+    // The text part of Qwen 2.5 Omni, with its heads.
+    Row {
+        name: "qwen2_5_omni",
+        arch: "qwen2vl",
+        n_embd: 896,
+        heads: [7, 1, 128],
+        biases: QKV_BIASES,
+        keys: &[
+            ("rope.dimension_sections", Ints(&[16, 24, 24, 0])),
+            ("attention.layer_norm_rms_epsilon", F(1e-9)),
+            ("rope.freq_base", F(1e6)),
+        ],
         ..LLAMA
     },
     Row {
@@ -615,6 +631,40 @@ pub(super) static ROWS: &[Row] = &[
             ("attention.temperature_scale", F(0.4)),
             ("attention.temperature_length", U(24)),
         ],
+        ..LLAMA
+    },
+    Row {
+        name: "llama4",
+        arch: "llama4",
+        n_layers: 4,
+        heads: [6, 2, 64],
+        n_factors: 32,
+        mixture: Some(Mixture {
+            n_used: 2,
+            n_ff_shared: Some(256),
+            period: 2,
+            ..EXPERTS
+        }),
+        keys: &[("interleave_moe_layer_step", U(2))],
+        ..LLAMA
+    },
+    // Narrow, for a prompt longer than a chunk.
+    Row {
+        name: "llama4_long",
+        arch: "llama4",
+        n_layers: 4,
+        n_embd: 64,
+        n_ff: 128,
+        heads: [2, 1, 32],
+        mixture: Some(Mixture {
+            n_used: 1,
+            n_ff: 64,
+            n_ff_shared: Some(64),
+            ..EXPERTS
+        }),
+        output: Output::Tied,
+        keys: &[("interleave_moe_layer_step", U(1))],
+        prompts: &[1, 33, 8300],
         ..LLAMA
     },
 ];
