@@ -62,7 +62,8 @@ enum ActivationKind : u32 {
     SOFTPLUS = 5,
     SWIGLU_OAI = 6,
     SILU_CLAMPED = 7,
-    XIELU = 8
+    XIELU = 8,
+    RELU = 9
 };
 
 // f(x) of an activation.
@@ -79,6 +80,7 @@ DEV float activated(ActivationKind kind, const float (&numbers)[4], float x) {
             return y / (1.0f + exp_of(y * OAI_FACTOR));
         }
         case SILU_CLAMPED: return at_most(silu(x), numbers[0]);
+        case RELU: return x < 0.0f ? 0.0f : x;
         default: {
             const float curved = x > 0.0f ? numbers[1] * x * x
                                           : numbers[0] * (exp_minus_one(at_most(x, numbers[3])) - x);

@@ -154,6 +154,15 @@ impl Builder<'_> {
         Ok(self.plan.rms_norm(x, weight, eps))
     }
 
+    /// Records the RMS norm `{tensor}.weight` of whole rows, plus `{tensor}.bias`; `x` has a row for each token.
+    pub(crate) fn biased_rms_norm(&mut self, x: Value, tensor: &str) -> Result<Value, LoadError> {
+        let normed = self.rms_norm(x, tensor, self.config.norm_eps)?;
+        // A table of one row is added everywhere.
+        let bias = format!("{tensor}.bias");
+        let bias = self.loader.matrix(&bias, 1, x.width())?;
+        Ok(self.plan.add_positions(bias, normed))
+    }
+
     /// Records the layer norm `{tensor}.weight` with `{tensor}.bias`.
     pub(crate) fn layer_norm(&mut self, x: Value, tensor: &str) -> Result<Value, LoadError> {
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{tensor}.{part}"));

@@ -84,6 +84,8 @@ pub struct LayerFacts {
     pub feed_forward: FeedForward,
     /// The limit of the SwiGLU of the network, or of the shared expert.
     pub limit: Option<f32>,
+    /// The function of the network, if layers differ in it.
+    pub activation: Option<Activation>,
 }
 
 /// Latent attention of a layer (DeepSeek-AI 2024, DeepSeek-V2).
@@ -283,6 +285,7 @@ impl ModelConfig {
             kv_of: None,
             feed_forward,
             limit: None,
+            activation: None,
         };
         Ok(ModelConfig {
             arch_name: keys.arch.to_string(),

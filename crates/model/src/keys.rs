@@ -137,6 +137,30 @@ impl Keys<'_> {
         list.iter().map(number).collect()
     }
 
+    /// Reads a number for each of `n_layers` layers from the key `key` without a prefix: one for all of them, or a list.
+    pub(crate) fn unprefixed_numbers(
+        &self,
+        key: &str,
+        n_layers: usize,
+    ) -> Result<Vec<f32>, LoadError> {
+        let number = |value: &Value<'_>| match value {
+            Value::F32(number) if number.is_finite() => Some(*number),
+            _ => None,
+        };
+        let found = match self.meta.get(key) {
+            None => return Err(Error::MissingKey { key: key.into() }.into()),
+            Some(Value::Array(list)) if list.len() == n_layers => {
+                list.iter().map(|value| number(&value)).collect()
+            }
+            Some(value) => number(&value).map(|number| vec![number; n_layers]),
+        };
+        found.ok_or_else(|| LoadError::BadMetadata {
+            key: key.into(),
+            value: "another value".into(),
+            wanted: "a number, or one for each layer",
+        })
+    }
+
     fn check_size(&self, name: &str, value: u64, max: usize) -> Result<usize, LoadError> {
         match usize::try_from(value) {
             Ok(size) if size > 0 && size <= max => Ok(size),

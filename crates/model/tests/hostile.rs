@@ -188,11 +188,14 @@ fn any_value_of_any_key(shard: usize) {
         let own = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
         let arch = arch(&own);
         assert_eq!(load(&model, name), None);
-        for key in &keys {
-            let full = format!("{arch}.{key}");
+        let prefixed = keys.iter().map(|key| format!("{arch}.{key}"));
+        let others = own.metadata().iter().map(|(key, _)| key.to_string());
+        let others = others
+            .filter(|key| !key.starts_with("general.") && !key.starts_with(&format!("{arch}.")));
+        for full in prefixed.chain(others) {
             let is_own = own.metadata().get(&full).is_some();
             for value in values().into_iter().step_by(if is_own { 1 } else { 3 }) {
-                let what = format!("{name}: {key} = {value:?}");
+                let what = format!("{name}: {full} = {value:?}");
                 let mut changed = model.clone();
                 changed.set(&full, value);
                 let loaded = catch_unwind(AssertUnwindSafe(|| load(&changed, &what)));

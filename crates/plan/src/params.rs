@@ -22,6 +22,8 @@ pub enum Activation {
     GeluTanh,
     /// `x / 2 * (1 + erf(x / sqrt(2)))`.
     GeluErf,
+    /// `max(x, 0)`.
+    Relu,
     /// `max(x, 0)^2` (So et al. 2021).
     ReluSquared,
     /// `1 / (1 + e^-x)`.

@@ -3,7 +3,8 @@
 use rocmforge_plan::Activation;
 
 use super::curves::{
-    Curve, GeluErf, GeluTanh, ReluSquared, Sigmoid, Silu, SiluClamped, Softplus, SwigluOai, Xielu,
+    Curve, GeluErf, GeluTanh, Relu, ReluSquared, Sigmoid, Silu, SiluClamped, Softplus, SwigluOai,
+    Xielu,
 };
 use super::rows_per_task;
 use crate::arch::Kernel;
@@ -28,6 +29,10 @@ macro_rules! with_curve {
             }
             Activation::GeluErf => {
                 let $curve = GeluErf;
+                $run
+            }
+            Activation::Relu => {
+                let $curve = Relu;
                 $run
             }
             Activation::ReluSquared => {

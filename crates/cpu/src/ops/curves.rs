@@ -120,6 +120,20 @@ impl Curve for GeluErf {
 }
 
 #[derive(Clone, Copy)]
+pub(super) struct Relu;
+
+impl Curve for Relu {
+    fn scalar(self, x: f64) -> f64 {
+        if x < 0.0 { 0.0 } else { x }
+    }
+
+    #[inline(always)]
+    fn vector<S: Simd>(self, s: S, x: S::F32) -> S::F32 {
+        s.max(s.splat(0.0), x)
+    }
+}
+
+#[derive(Clone, Copy)]
 pub(super) struct ReluSquared;
 
 impl Curve for ReluSquared {

@@ -3,10 +3,11 @@
 use rocmforge_plan::Activation;
 
 /// Every activation, with numbers that matter.
-pub(crate) const ACTIVATIONS: [Activation; 9] = [
+pub(crate) const ACTIVATIONS: [Activation; 10] = [
     Activation::Silu,
     Activation::GeluTanh,
     Activation::GeluErf,
+    Activation::Relu,
     Activation::ReluSquared,
     Activation::Sigmoid,
     Activation::Softplus,
@@ -51,6 +52,7 @@ pub(crate) fn activated(activation: Activation, x: f64) -> f64 {
             let tail = erfc(x.abs() / 2f64.sqrt()) / 2.0;
             if x < 0.0 { x * tail } else { x * (1.0 - tail) }
         }
+        Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::Sigmoid => sigmoid(x),
         Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),

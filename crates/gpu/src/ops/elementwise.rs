@@ -274,6 +274,7 @@ impl ElementwiseParams {
                 numbers = [alpha_n, alpha_p, beta, eps];
                 8
             }
+            Activation::Relu => 9,
         };
         ElementwiseParams {
             numbers,

@@ -29,6 +29,16 @@ pub(crate) fn routed_experts(
     [of_router, x]: [Value; 2],
 ) -> Result<Value, LoadError> {
     let routing = routing(m, layer, experts, of_router)?;
+    chosen_experts(m, layer, (activation, experts), (routing, x))
+}
+
+/// Records `sum(weight * expert(x))` over the experts of each token.
+pub(crate) fn chosen_experts(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    (activation, experts): (Activation, &Experts),
+    (routing, x): (Routing, Value),
+) -> Result<Value, LoadError> {
     let activation = limited(activation, experts.limit);
     let [gate, up] = gate_and_up(m, layer, (routing, experts), x)?;
     let activated = m.plan.gated_activation(activation, gate, up);
@@ -51,7 +61,7 @@ pub(crate) fn plain_experts(
 }
 
 /// Records the choice of experts for each token.
-fn routing(
+pub(crate) fn routing(
     m: &mut Builder<'_>,
     layer: Layer<'_>,
     experts: &Experts,

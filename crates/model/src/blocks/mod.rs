@@ -10,5 +10,5 @@ pub(crate) use attention::{attention, normed};
 pub(crate) use feed_forward::{
     feed_forward, fused_feed_forward, gated_feed_forward, plain_feed_forward,
 };
-pub(crate) use mixture::{plain_experts, routed_experts};
+pub(crate) use mixture::{chosen_experts, plain_experts, routed_experts, routing};
 pub(crate) use stream::{add_positions, add_token_type, embedding, embeddings, logits};

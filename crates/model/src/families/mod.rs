@@ -1,6 +1,7 @@
 //! One short file for each kind of model: what it needs of the metadata, then its plan, from the embeddings to the
 //! logits.
 
+pub(crate) mod apertus;
 pub(crate) mod arcee;
 pub(crate) mod bert;
 pub(crate) mod cohere;
@@ -25,8 +26,10 @@ pub(crate) mod modern_bert;
 pub(crate) mod muse_glimmer;
 pub(crate) mod olmo2;
 pub(crate) mod phi3;
+pub(crate) mod phimoe;
 pub(crate) mod qwen;
 pub(crate) mod seed_oss;
+pub(crate) mod smallthinker;
 pub(crate) mod smollm3;
 pub(crate) mod stablelm;
 pub(crate) mod step35;

@@ -13,12 +13,17 @@ use crate::rope;
 
 pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
     let mut config = ModelConfig::read(keys, family, RMS_EPS, experts::dense(keys)?)?;
-    // The converter writes the factors without a scaling type.
+    scale_untyped(keys, &mut config)?;
+    Ok(config)
+}
+
+/// Scales the rotation if the file has factors for long contexts: the converter writes them without a scaling type.
+pub(crate) fn scale_untyped(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), LoadError> {
     let has_type = keys.meta.get(&keys.key("rope.scaling.type")).is_some();
     if !has_type && keys.gguf.tensor("rope_factors_long.weight").is_some() {
         config.ropes[0].scaling = rope::scaling(keys, Some("longrope"), config.n_ctx_train)?;
     }
-    Ok(config)
+    Ok(())
 }
 
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {

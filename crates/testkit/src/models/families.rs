@@ -79,6 +79,8 @@ struct Row {
     window_heads: [usize; 2],
     /// Number of RoPE's frequency factors.
     n_factors: usize,
+    /// Whether there are two sets of them, for short and for long contexts.
+    has_long_factors: bool,
     /// Latent attention, instead of these heads.
     latent: Option<Latent>,
     norm: Norm,
@@ -93,12 +95,15 @@ struct Row {
     mixture: Option<Mixture>,
     output: Output,
     keys: &'static [(&'static str, Key)],
+    /// Keys without the architecture's name.
+    unprefixed: &'static [(&'static str, Key)],
     prompts: &'static [usize],
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Norm {
     Rms,
+    RmsWithBias,
     Layer,
     LayerWithoutBias,
 }
@@ -167,6 +172,20 @@ enum Key {
     S(&'static str),
 }
 
+impl Key {
+    /// Returns the value in a model of `n_layers` layers.
+    fn of(self, n_layers: usize) -> OwnedValue {
+        match self {
+            Key::U(value) => value.into(),
+            Key::F(value) => value.into(),
+            Key::B(value) => value.into(),
+            Key::S(value) => value.into(),
+            Key::Ints(values) => values.to_vec().into(),
+            Key::OfLayers(values) => values[..n_layers].to_vec().into(),
+        }
+    }
+}
+
 impl Mixture {
     fn are_in(&self, layer: usize) -> bool {
         layer >= self.n_dense && (layer + 1).is_multiple_of(self.period)
@@ -224,7 +243,9 @@ impl Row {
             }
         }
         match self.norm {
-            Norm::Rms => model.set("attention.layer_norm_rms_epsilon", 1e-5f32),
+            Norm::Rms | Norm::RmsWithBias => {
+                model.set("attention.layer_norm_rms_epsilon", 1e-5f32);
+            }
             _ => model.set("attention.layer_norm_epsilon", 1e-5f32),
         }
         model.set("rope.freq_base", 10_000f32);
@@ -236,19 +257,12 @@ impl Row {
             model.set("expert_used_count", experts.n_used);
             model.set("expert_feed_forward_length", experts.n_ff as u32);
         }
+        let n_layers = model.n_layers + self.n_nextn;
         for (key, value) in self.keys {
-            let value: OwnedValue = match *value {
-                Key::U(value) => value.into(),
-                Key::F(value) => value.into(),
-                Key::B(value) => value.into(),
-                Key::S(value) => value.into(),
-                Key::Ints(values) => values.to_vec().into(),
-                Key::OfLayers(values) => {
-                    let n_layers = model.n_layers + self.n_nextn;
-                    values[..n_layers].to_vec().into()
-                }
-            };
-            model.set(key, value);
+            model.set(key, value.of(n_layers));
+        }
+        for (key, value) in self.unprefixed {
+            model.writer.set(key, value.of(n_layers));
         }
     }
 
@@ -262,7 +276,10 @@ impl Row {
         if self.output == Output::OwnWithBias {
             model.vector("output.bias", N_VOCAB, 0.0, 0.5)?;
         }
-        if self.n_factors > 0 {
+        if self.has_long_factors {
+            model.vector("rope_factors_short.weight", self.n_factors, 1.3, 0.3)?;
+            model.vector("rope_factors_long.weight", self.n_factors, 6.0, 4.0)?;
+        } else if self.n_factors > 0 {
             model.vector("rope_freqs.weight", self.n_factors, 4.0, 3.0)?;
         }
         for layer in 0..model.n_layers + self.n_nextn {
@@ -397,7 +414,7 @@ impl Row {
     /// Adds a norm's weight, and its bias if norms have biases.
     fn norm(&self, model: &mut Synth, name: &str, width: usize) -> Result<(), Error> {
         model.vector(&format!("{name}.weight"), width, 1.0, 0.3)?;
-        if self.norm == Norm::Layer {
+        if matches!(self.norm, Norm::Layer | Norm::RmsWithBias) {
             model.vector(&format!("{name}.bias"), width, 0.0, 0.5)?;
         }
         Ok(())

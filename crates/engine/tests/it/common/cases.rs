@@ -68,7 +68,8 @@ macro_rules! for_each_family {
             muse_glimmer, command_r, cohere2, exaone4, exaone4_windows, olmoe, gemma, deepseek, stablelm,
             stablelm_parallel, internlm2, phi2, falcon, falcon_two_norms, nemotron, arcee, dots1, laguna,
             laguna_global, mimo2, step35,
-            deepseek3, glm4_flash, deepseek2_growing, llama4, llama4_long
+            deepseek3, glm4_flash, deepseek2_growing, llama4, llama4_long,
+            phimoe, apertus, smallthinker, smallthinker_global
         }
     };
 }

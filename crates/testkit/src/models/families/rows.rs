@@ -22,11 +22,13 @@ const LLAMA: Row = Row {
     windows: &[],
     window_heads: [0; 2],
     n_factors: 0,
+    has_long_factors: false,
     gate: Gate::None,
     feed_forward: FeedForward::Gated,
     mixture: None,
     output: Output::Own,
     keys: &[],
+    unprefixed: &[],
     prompts: &[1, 33, 130],
 };
 
@@ -665,6 +667,68 @@ pub(super) static ROWS: &[Row] = &[
         output: Output::Tied,
         keys: &[("interleave_moe_layer_step", U(1))],
         prompts: &[1, 33, 8300],
+        ..LLAMA
+    },
+    Row {
+        name: "phimoe",
+        arch: "phimoe",
+        norm: Norm::RmsWithBias,
+        biases: &["attn_q", "attn_k", "attn_v", "attn_output"],
+        n_factors: 16,
+        has_long_factors: true,
+        n_ff: 256,
+        mixture: Some(Mixture {
+            n_used: 2,
+            ..EXPERTS
+        }),
+        output: Output::OwnWithBias,
+        keys: &[
+            ("rope.scaling.original_context_length", U(256)),
+            ("rope.scaling.attn_factor", F(1.19)),
+            // Has no effect.
+            ("attention.sliding_window", U(24)),
+        ],
+        prompts: &[1, 33, 300],
+        ..LLAMA
+    },
+    Row {
+        name: "apertus",
+        arch: "apertus",
+        heads: [6, 2, 64],
+        head_norm: HeadNorm::Each,
+        n_factors: 32,
+        feed_forward: FeedForward::Plain,
+        unprefixed: &[
+            ("xielu.alpha_n", OfLayers(&[0.3, -0.6, 1.1])),
+            ("xielu.alpha_p", OfLayers(&[0.8, -0.2, 0.4])),
+            ("xielu.beta", OfLayers(&[0.5, 0.6, 0.3])),
+            ("xielu.eps", OfLayers(&[-1e-6, -0.02, -0.005])),
+        ],
+        ..LLAMA
+    },
+    // Narrow, for a prompt longer than a window.
+    Row {
+        name: "smallthinker",
+        arch: "smallthinker",
+        n_layers: 5,
+        n_embd: 64,
+        n_ff: 64,
+        heads: [3, 1, 64],
+        mixture: Some(Mixture {
+            n_ff: 64,
+            ..EXPERTS
+        }),
+        keys: &[(GATING, U(2)), ("attention.sliding_window", U(24))],
+        prompts: &[1, 33, 4200],
+        ..LLAMA
+    },
+    Row {
+        name: "smallthinker_global",
+        arch: "smallthinker",
+        n_ff: 256,
+        mixture: Some(EXPERTS),
+        output: Output::Tied,
+        keys: &[(GATING, U(1))],
         ..LLAMA
     },
 ];
