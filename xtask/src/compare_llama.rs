@@ -175,10 +175,11 @@ const GELU_IN_F16: f64 = 1e-6;
 /// The same where layers have gates with GELU between them.
 const GELU_OF_GATES: f64 = 1e-5;
 /// Architectures with GELU.
-const WITH_GELU: [&str; 7] = [
+const WITH_GELU: [&str; 8] = [
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma3n",
     "gpt2",
     "starcoder2",
     "phi2",

@@ -49,6 +49,8 @@ pub struct ModelConfig {
     pub n_vocab: usize,
     /// Values of the input that each layer has from a second embedding.
     pub n_layer_inputs: Option<usize>,
+    /// Residual streams that run beside each other.
+    pub n_streams: usize,
     /// The function of the feed-forward networks, if the file states it.
     pub activation: Option<Activation>,
     /// Which tokens of a text each token sees.
@@ -86,6 +88,8 @@ pub struct LayerFacts {
     pub limit: Option<f32>,
     /// The function of the network, if layers differ in it.
     pub activation: Option<Activation>,
+    /// Of the network's gate, only what exceeds the mean by this many standard deviations is kept.
+    pub sparsity: Option<f32>,
 }
 
 /// Latent attention of a layer (DeepSeek-AI 2024, DeepSeek-V2).
@@ -286,6 +290,7 @@ impl ModelConfig {
             feed_forward,
             limit: None,
             activation: None,
+            sparsity: None,
         };
         Ok(ModelConfig {
             arch_name: keys.arch.to_string(),
@@ -314,6 +319,7 @@ impl ModelConfig {
             n_ctx_train,
             n_positions: None,
             n_layer_inputs: None,
+            n_streams: 1,
             activation: None,
             reads,
             embedding: None,

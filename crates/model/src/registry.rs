@@ -8,9 +8,10 @@ use crate::embedding::EmbeddingFacts;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
-    apertus, arcee, bert, cohere, deepseek2, exaone4, falcon, gemma, gemma4, glm4, gpt_oss, gpt2,
-    granite, hunyuan, laguna, llama, llama4, mimo2, minicpm3, mistral3, mixtures, modern_bert,
-    muse_glimmer, olmo2, phi3, phimoe, qwen, seed_oss, smallthinker, smollm3, stablelm, step35,
+    apertus, arcee, bert, cohere, deepseek2, exaone4, falcon, gemma, gemma3n, gemma4, glm4,
+    gpt_oss, gpt2, granite, hunyuan, laguna, llama, llama4, mimo2, minicpm3, mistral3, mixtures,
+    modern_bert, muse_glimmer, olmo2, phi3, phimoe, qwen, seed_oss, smallthinker, smollm3,
+    stablelm, step35,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
@@ -109,6 +110,7 @@ static FAMILIES: &[Family] = &[
     row("gpt-oss", (Neox, Factors::LongRope), HeadNorm::IfPresent, (gpt_oss::facts, gpt_oss::record)),
     row("llama4", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (llama4::facts, llama::record)),
     row("phimoe", (Neox, Factors::LongRope), HeadNorm::IfPresent, (phimoe::facts, phimoe::record)),
+    row("gemma3n", (Neox, Factors::Never), HeadNorm::Each, (gemma3n::facts, gemma3n::record)),
     row("apertus", (Neox, Factors::IfPresent), HeadNorm::Each, (apertus::facts, apertus::record)),
     row("smallthinker", (Neox, Factors::Never), HeadNorm::IfPresent, (smallthinker::facts, smallthinker::record)),
     row("gemma4", (Neox, Factors::IfPresent), HeadNorm::Each, (gemma4::facts, gemma4::record)),

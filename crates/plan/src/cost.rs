@@ -10,8 +10,8 @@ use std::iter::Sum;
 use crate::acts::ActFormat;
 use crate::batch::{Batch, BatchSeq};
 use crate::kv::{KvType, Mask};
-use crate::op::{ActsId, BufferId, Linear, Op, Plan, RowCount, WeightId};
-use crate::params::Factor;
+use crate::op::{ActsId, BufferId, Linear, MixWeights, Op, Plan, RowCount, WeightId};
+use crate::params::{Factor, OutMode};
 use crate::roofline::Roofline;
 use crate::weights::Weights;
 
@@ -270,6 +270,35 @@ impl PlanCost<'_> {
             Op::GatedActivation { gate, up, out, .. } => {
                 self.elementwise(&[gate, up, out], GATED_OPS, shape)
             }
+            Op::Mix {
+                weights,
+                part,
+                x,
+                mode,
+                out,
+            } => {
+                let (rows, _) = self.shape(out, shape);
+                let n_in = (self.plan.buffers[x.0 as usize].width / part) as u64;
+                let mut buffers = vec![x, out];
+                let weight_bytes = match weights {
+                    MixWeights::OfRows(weights) => {
+                        buffers.insert(0, weights);
+                        0
+                    }
+                    MixWeights::Same(vector) => self.vector_bytes(vector, rows),
+                };
+                if mode == OutMode::Add {
+                    buffers.insert(0, out);
+                }
+                OpCost {
+                    weight_bytes,
+                    ..self.elementwise(&buffers, 2 * n_in, shape)
+                }
+            }
+            // A square and its sum for both, and a factor.
+            Op::MatchLength { like, x } => self.elementwise(&[like, x, x], 5, shape),
+            // Two sums, a difference and a square, another difference and a maximum.
+            Op::Sparsify { x, .. } => self.elementwise(&[x, x], 6, shape),
             Op::Activate { x, out, .. } => self.elementwise(&[x, out], 4, shape),
             Op::Scale { by, x } => OpCost {
                 weight_bytes: match by {

@@ -36,15 +36,15 @@ pub use error::ParameterError;
 pub use fuse::{Fusion, fuse_adds, fuse_ops, is_dead};
 pub use kv::{KvShift, KvSpec, KvType, Mask, SlotRun, Values};
 pub use op::{
-    ActsId, ActsInfo, Alibi, BufferId, BufferInfo, Growth, Linear, Op, Plan, RopeId, RoutingId,
-    RowCount, Scores, WeightId,
+    ActsId, ActsInfo, Alibi, BufferId, BufferInfo, Growth, Linear, MixWeights, Op, Plan, RopeId,
+    RoutingId, RowCount, Scores, WeightId,
 };
 pub use params::{
     Activation, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Factor, OutMode,
     RopeStyle, Router, RowsOf, Weighed,
 };
 pub use placement::{Placement, PlanPart, Segment, Side, Split, is_of_experts, layer_starts};
-pub use recorder::{Projection, Recorder, Routing, Value};
+pub use recorder::{Mixing, Projection, Recorder, Routing, Value};
 pub use roofline::Roofline;
 pub use rope::{LongContext, RopeTable};
 pub use sampler_kind::{SamplerKind, UnknownSampler};

@@ -117,6 +117,15 @@ impl Growth {
     }
 }
 
+/// The weights with which parts of rows are mixed, `[n_out, n_in]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MixWeights {
+    /// Those of each row are a row of this buffer.
+    OfRows(BufferId),
+    /// A vector for all rows.
+    Same(WeightId),
+}
+
 /// A matrix `[n_out, n_in]` and its bias `[n_out]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Linear {
@@ -281,6 +290,19 @@ pub enum Op {
         x: BufferId,
         out: BufferId,
     },
+    /// `out[t, i] (+)= sum(weights[t, i, j] * x[t, j])` over the parts `j` of a row, of `part` values each.
+    Mix {
+        weights: MixWeights,
+        part: usize,
+        x: BufferId,
+        mode: OutMode,
+        out: BufferId,
+    },
+    /// `x[t, i] *= |like[t]| / |x[t, i]|` for parts of a row as wide as `like`: the root of the sum of squares becomes that of
+    /// `like`.
+    MatchLength { like: BufferId, x: BufferId },
+    /// `x = max(x - mean(x) - factor * deviation(x), 0)` over whole rows; the deviation is that of a sample.
+    Sparsify { factor: f32, x: BufferId },
     /// `x *= by`.
     Scale { by: Factor, x: BufferId },
     /// `x = cap * tanh(x / cap)`.
@@ -324,6 +346,9 @@ impl Op {
             Op::GatedActivation { .. } => "gated_activation",
             Op::Add { .. } => "add",
             Op::AddGated { .. } => "add_gated",
+            Op::Mix { .. } => "mix",
+            Op::MatchLength { .. } => "match_length",
+            Op::Sparsify { .. } => "sparsify",
             Op::Scale { .. } => "scale",
             Op::SoftCap { .. } => "soft_cap",
             Op::SelectRows { .. } => "select_rows",
@@ -350,6 +375,7 @@ impl Op {
             | Op::QuantizeHeads { x, .. }
             | Op::Rope { x, .. }
             | Op::Activate { x, .. }
+            | Op::Sparsify { x, .. }
             | Op::Scale { x, .. }
             | Op::SoftCap { x, .. }
             | Op::SelectRows { x, .. }
@@ -364,6 +390,21 @@ impl Op {
             Op::GatedActivation { gate, up, .. } => vec![gate, up],
             Op::Add { x, out } => vec![x, out],
             Op::AddGated { gate, x, out } => vec![gate, x, out],
+            Op::Mix {
+                weights,
+                x,
+                mode,
+                out,
+                ..
+            } => {
+                let weights = match weights {
+                    MixWeights::OfRows(weights) => Some(weights),
+                    MixWeights::Same(_) => None,
+                };
+                let sum = (mode == OutMode::Add).then_some(out);
+                [weights, Some(x), sum].into_iter().flatten().collect()
+            }
+            Op::MatchLength { like, x } => vec![like, x],
         }
     }
 
@@ -402,6 +443,10 @@ impl Op {
                 by: Factor::Vector(weight),
                 ..
             } => vec![*weight],
+            Op::Mix {
+                weights: MixWeights::Same(weights),
+                ..
+            } => vec![*weights],
             Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Op::MatMuls { products, .. } => products
                 .iter()
@@ -474,10 +519,15 @@ impl Op {
             | Op::GatedActivation { out, .. }
             | Op::Add { out, .. }
             | Op::AddGated { out, .. }
+            | Op::Mix { out, .. }
             | Op::SelectRows { out, .. }
             | Op::CopyPart { out, .. } => vec![out],
             Op::MatMuls { ref products, .. } => products.iter().map(|(_, out)| *out).collect(),
-            Op::Rope { x, .. } | Op::Scale { x, .. } | Op::SoftCap { x, .. } => vec![x],
+            Op::Rope { x, .. }
+            | Op::MatchLength { x, .. }
+            | Op::Sparsify { x, .. }
+            | Op::Scale { x, .. }
+            | Op::SoftCap { x, .. } => vec![x],
             Op::Quantize { .. }
             | Op::NormQuantize { .. }
             | Op::QuantizeExperts { .. }

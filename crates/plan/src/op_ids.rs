@@ -1,6 +1,6 @@
 //! The ids that an operation names, for rewriting them.
 
-use crate::op::{ActsId, BufferId, Op, RoutingId};
+use crate::op::{ActsId, BufferId, MixWeights, Op, RoutingId};
 
 impl Op {
     /// Returns the float buffers this operation reads or writes.
@@ -19,6 +19,7 @@ impl Op {
             | Op::QuantizeExperts { x, .. }
             | Op::QuantizeHeads { x, .. }
             | Op::Rope { x, .. }
+            | Op::Sparsify { x, .. }
             | Op::Scale { x, .. }
             | Op::SoftCap { x, .. } => vec![x],
             Op::RmsNorm { x, out, .. }
@@ -36,6 +37,19 @@ impl Op {
             Op::KvAppend { k, v, .. } => vec![k, v],
             Op::GatedActivation { gate, up, out, .. } => vec![gate, up, out],
             Op::AddGated { gate, x, out } => vec![gate, x, out],
+            Op::Mix {
+                weights, x, out, ..
+            } => {
+                let weights = match weights {
+                    MixWeights::OfRows(weights) => Some(weights),
+                    MixWeights::Same(_) => None,
+                };
+                [weights, Some(x), Some(out)]
+                    .into_iter()
+                    .flatten()
+                    .collect()
+            }
+            Op::MatchLength { like, x } => vec![like, x],
         }
     }
 

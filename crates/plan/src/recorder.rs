@@ -6,7 +6,8 @@ use crate::acts::ActFormat;
 use crate::kv::KvSpec;
 use crate::liveness::share_buffers;
 use crate::op::{
-    ActsId, ActsInfo, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, Scores, WeightId,
+    ActsId, ActsInfo, BufferId, BufferInfo, MixWeights, Op, Plan, RopeId, RoutingId, RowCount,
+    Scores, WeightId,
 };
 use crate::params::{
     Activation, ExpertVectors, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed,
@@ -44,6 +45,15 @@ impl Routing {
     pub fn weighing(self, weighed: Weighed) -> Routing {
         Routing { weighed, ..self }
     }
+}
+
+/// The weights with which parts of rows are mixed, `[n_out, n_in]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mixing {
+    /// Those of each row.
+    OfRows(Value),
+    /// A vector for all rows.
+    Same(WeightId),
 }
 
 /// A matrix, its bias, and the format of the activations that it multiplies.
@@ -501,6 +511,64 @@ impl Recorder {
         let (gate, x, out) = (self.at(gate), self.at(x), self.at(sum));
         self.push(Op::AddGated { gate, x, out });
         self.changed(sum)
+    }
+
+    /// Records the mix of the parts of `x`, of `part` values each, with `weights`, in `n_out` parts.
+    ///
+    /// # Panics
+    /// If `x` is not whole parts, or a row of weights is not `[n_out, n_in]`.
+    pub fn mix(&mut self, weights: Mixing, (x, part): (Value, usize), n_out: usize) -> Value {
+        let out = self.new_value(x.rows, n_out * part);
+        self.push_mix(weights, (x, part), OutMode::Store, out);
+        out
+    }
+
+    /// As [`Recorder::mix`], added to `sum`.
+    ///
+    /// # Panics
+    /// As [`Recorder::mix`].
+    pub fn add_mix(&mut self, weights: Mixing, (x, part): (Value, usize), sum: Value) -> Value {
+        self.push_mix(weights, (x, part), OutMode::Add, sum);
+        self.changed(sum)
+    }
+
+    fn push_mix(&mut self, weights: Mixing, (x, part): (Value, usize), mode: OutMode, out: Value) {
+        let whole = [x.width, out.width].map(|width| width.is_multiple_of(part));
+        assert_eq!(whole, [true; 2], "whole parts");
+        let weights = match weights {
+            Mixing::OfRows(weights) => {
+                let n = x.width / part * (out.width / part);
+                assert_eq!(weights.width, n, "a weight for each pair of parts");
+                MixWeights::OfRows(self.at(weights))
+            }
+            Mixing::Same(weights) => MixWeights::Same(weights),
+        };
+        let (x, out) = (self.at(x), self.at(out));
+        self.push(Op::Mix {
+            weights,
+            part,
+            x,
+            mode,
+            out,
+        });
+    }
+
+    /// Gives parts of `x`, as wide as `like`, the length of `like`.
+    ///
+    /// # Panics
+    /// If `x` is not whole parts.
+    pub fn match_length(&mut self, like: Value, x: Value) -> Value {
+        assert!(x.width.is_multiple_of(like.width), "whole parts");
+        let (like, matched) = (self.at(like), self.at(x));
+        self.push(Op::MatchLength { like, x: matched });
+        self.changed(x)
+    }
+
+    /// Keeps what exceeds the mean of each row by `factor` standard deviations.
+    pub fn sparsify(&mut self, factor: f32, x: Value) -> Value {
+        let sparse = self.at(x);
+        self.push(Op::Sparsify { factor, x: sparse });
+        self.changed(x)
     }
 
     /// Multiplies `x` by a constant or a vector.

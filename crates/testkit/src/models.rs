@@ -6,6 +6,7 @@
 
 pub mod embeddings;
 pub mod families;
+mod gemma3n;
 mod gemma4;
 mod gpt_oss;
 mod latent;
@@ -15,7 +16,7 @@ use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 /// Model names: architectures, `olmo3` (`olmo2` with windows and YaRN), `mixtral` (`llama` with experts), and
 /// `deepseek2_old` (`deepseek2` with the heads' matrices in one tensor, queries of low rank, and no YaRN).
-pub const NAMES: [&str; 25] = [
+pub const NAMES: [&str; 26] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -41,6 +42,7 @@ pub const NAMES: [&str; 25] = [
     "deepseek2_old",
     "mistral4",
     "minicpm3",
+    "gemma3n",
 ];
 
 /// Models and types of their matrices, for types in which llama.cpp made none of the files of forge-mini. Also
@@ -97,6 +99,7 @@ pub fn model(name: &str, ty: GgmlType) -> Option<Result<Writer<'static>, Error>>
     // Enough layers that each kind appears twice.
     let n_layers = match name {
         "gemma3" | "gemma4" => 8,
+        "gemma3n" => 25,
         _ => 4,
     };
     model_of(name, ty, n_layers)
@@ -220,6 +223,7 @@ impl Synth {
                 self.set("rope.scaling.original_context_length", 256u32);
             }
             "gemma4" | "gemma4_wide" | "gemma4_moe" => self.gemma4_facts(),
+            "gemma3n" => self.gemma3n_facts(),
             "gpt_oss" => self.gpt_oss_facts(),
             "mistral3" => {
                 self.set("attention.temperature_scale", 0.5f32);
@@ -303,6 +307,7 @@ impl Synth {
                 | "gemma4"
                 | "gemma4_wide"
                 | "gemma4_moe"
+                | "gemma3n"
         ) {
             self.matrix("output.weight", N_VOCAB, N_EMBD)?;
             self.scale("output")?;
@@ -323,10 +328,17 @@ impl Synth {
         if self.arch == "gemma4" {
             self.gemma4_inputs()?;
         }
+        if self.arch == "gemma3n" {
+            self.gemma3n_inputs()?;
+        }
         for layer in 0..self.n_layers {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
             if self.arch == "gemma4" {
                 self.gemma4_layer(layer, &tensor)?;
+                continue;
+            }
+            if self.arch == "gemma3n" {
+                self.gemma3n_layer(&tensor)?;
                 continue;
             }
             if self.arch == "gpt-oss" {

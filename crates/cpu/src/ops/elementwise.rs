@@ -91,9 +91,9 @@ pub fn scale(isa: Isa, pool: &Pool, by: &[f32], x: &mut [f32]) {
     });
 }
 
-struct ScaleBy<'a> {
-    factor: f32,
-    x: &'a mut [f32],
+pub(super) struct ScaleBy<'a> {
+    pub(super) factor: f32,
+    pub(super) x: &'a mut [f32],
 }
 
 impl Kernel for ScaleBy<'_> {
@@ -131,10 +131,10 @@ impl Kernel for ScaleRows<'_> {
     }
 }
 
-struct AddScaled<'a> {
-    factor: f32,
-    x: &'a [f32],
-    out: &'a mut [f32],
+pub(super) struct AddScaled<'a> {
+    pub(super) factor: f32,
+    pub(super) x: &'a [f32],
+    pub(super) out: &'a mut [f32],
 }
 
 impl Kernel for AddScaled<'_> {

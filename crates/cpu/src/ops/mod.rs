@@ -14,6 +14,7 @@ mod logits;
 mod norm;
 mod rope;
 mod soft_cap;
+mod streams;
 
 pub use activation::{activate, gated_activation};
 pub use elementwise::{add, add_gated, scale};
@@ -24,6 +25,7 @@ pub use logits::{argmax, log_sum_exp};
 pub use norm::{LayerNormParams, layer_norm, rms_norm, rms_norm_acts};
 pub use rope::{Rotation, rope};
 pub use soft_cap::soft_cap;
+pub use streams::{match_length, mix, sparsify};
 
 pub(crate) use activation::gate_in_place;
 

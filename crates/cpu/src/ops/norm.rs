@@ -220,7 +220,7 @@ impl Kernel for LayerNorm<'_> {
 
 /// Sums `x` in four accumulators, like [`sum_of_squares`].
 #[inline(always)]
-fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
+pub(super) fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
     let (xs, tail) = S::chunks(x);
     let mut acc = [s.splat(0.0); 4];
     let (fours, rest) = xs.as_chunks::<4>();
@@ -240,7 +240,7 @@ fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
 
 /// Sums squares in four accumulators, which cover the latency of the multiply-add.
 #[inline(always)]
-fn sum_of_squares<S: Simd>(s: S, xs: &[S::Chunk], tail: &[f32]) -> f32 {
+pub(super) fn sum_of_squares<S: Simd>(s: S, xs: &[S::Chunk], tail: &[f32]) -> f32 {
     let mut acc = [s.splat(0.0); 4];
     let (fours, rest) = xs.as_chunks::<4>();
     for four in fours {

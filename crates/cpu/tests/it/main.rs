@@ -9,3 +9,4 @@ mod matmul;
 mod ops;
 mod pool;
 mod random;
+mod streams;

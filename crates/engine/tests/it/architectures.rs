@@ -39,7 +39,7 @@ for_each_model!(logits_match_llama_cpp);
 fn logits_match_llama_cpp(name: &str) {
     // llama.cpp computes GELU with a table of f16 values.
     let bound = match name {
-        "gemma2" | "gemma3" | "gpt2" | "starcoder2" => 5e-3,
+        "gemma2" | "gemma3" | "gemma3n" | "gpt2" | "starcoder2" => 5e-3,
         // See gelu.rs.
         "gemma4" | "gemma4_wide" | "gemma4_moe" => 5e-3,
         _ => 1e-3,
@@ -124,7 +124,32 @@ fn compare(name: &str, writer: &Writer<'_>, bound: impl Fn(usize) -> f32) {
 #[test]
 fn every_metadata_key_has_an_effect() {
     let prompt = synth::prompt(80, 512);
-    let cases: [(&str, &str, OwnedValue, bool); 51] = [
+    let cases: [(&str, &str, OwnedValue, bool); 56] = [
+        (
+            "gemma3n",
+            "gemma3n.attention.sliding_window",
+            5u32.into(),
+            true,
+        ),
+        ("gemma3n", "gemma3n.rope.freq_base_swa", 5e3f32.into(), true),
+        (
+            "gemma3n",
+            "gemma3n.activation_sparsity_scale",
+            vec![f32::NEG_INFINITY; 25].into(),
+            true,
+        ),
+        (
+            "gemma3n",
+            "gemma3n.attention.shared_kv_layers",
+            3u32.into(),
+            true,
+        ),
+        (
+            "gemma3n",
+            "gemma3n.final_logit_softcapping",
+            5f32.into(),
+            true,
+        ),
         (
             "mistral3",
             "mistral3.attention.temperature_scale",
@@ -338,7 +363,37 @@ fn every_metadata_key_has_an_effect() {
 
 #[test]
 fn rejects_invalid_metadata() {
-    let cases: [(&str, &str, OwnedValue, &str); 58] = [
+    let cases: [(&str, &str, OwnedValue, &str); 63] = [
+        (
+            "gemma3n",
+            "gemma3n.altup.num_inputs",
+            1u32.into(),
+            "2 to 16 streams",
+        ),
+        (
+            "gemma3n",
+            "gemma3n.altup.active_idx",
+            1u32.into(),
+            "the first stream",
+        ),
+        (
+            "gemma3n",
+            "gemma3n.activation_sparsity_scale",
+            vec![f32::NAN; 25].into(),
+            "a number for each layer",
+        ),
+        (
+            "gemma3n",
+            "gemma3n.attention.value_length",
+            32u32.into(),
+            "the length of keys",
+        ),
+        (
+            "gemma3n",
+            "gemma3n.attention.shared_kv_layers",
+            25u32.into(),
+            "fewer layers",
+        ),
         (
             "gemma4",
             "gemma4.attention.head_count_kv",
@@ -784,6 +839,9 @@ fn rejects_files_without_a_required_tensor() {
         ("gemma4", "per_layer_proj_norm.weight"),
         ("gemma4_moe", "blk.1.ffn_gate_inp.scale"),
         ("gemma4_moe", "blk.1.pre_ffw_norm_2.weight"),
+        ("gemma3n", "altup_unembd_proj.weight"),
+        ("gemma3n", "blk.24.altup_predict_coef.weight"),
+        ("gemma3n", "blk.0.laurel_l.weight"),
     ] {
         let message = without(name, tensor).unwrap_err().to_string();
         assert!(

@@ -16,6 +16,7 @@ use super::rows::RowsKernels;
 use super::sample::{SampleAllKernels, SampleKernels};
 use super::select::{Gemms, GemvKernels};
 use super::step_io::StepIoKernels;
+use super::streams::StreamsKernels;
 use super::tile::TileKernels;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -72,6 +73,7 @@ modules! {
         sample_all: SampleAllKernels,
         selftest: SelfTestKernels,
         step_io: StepIoKernels,
+        streams: StreamsKernels,
     }
     formats {
         gemm: Gemms,

@@ -21,6 +21,7 @@ mod rows;
 mod sample;
 mod select;
 mod step_io;
+mod streams;
 mod tile;
 
 pub use argmax::argmax;
@@ -57,4 +58,5 @@ pub use sample::{
 pub use select::{GemmTile, gemm_tiles};
 pub(crate) use select::{gemm_choices, gemv_choices};
 pub use step_io::{N_LIST_WORDS, N_PAGES, STEP_NUMBER, StepWords, begin_step, end_step};
+pub use streams::{match_length, mix, sparsify};
 pub use tile::{Tile, multiply_tiles};

@@ -32,5 +32,6 @@ mod routing;
 mod rows;
 mod sample;
 mod step_io;
+mod streams;
 mod trace;
 mod tuning;

@@ -69,7 +69,7 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
     for layer in &mut config.layers {
         layer.v_dim = layer.k_dim;
     }
-    share_caches(keys, &mut config)?;
+    share_caches(keys, &mut config, 0)?;
     config.n_layer_inputs = keys.size_or_zero("embedding_length_per_layer_input", MAX_DIM)?;
     let cap = keys.positive_or_zero("final_logit_softcapping")?;
     config.logits_cap = cap.map(|cap| cap as f32);
@@ -91,9 +91,17 @@ fn beside_network(experts: Experts, n_ff: usize) -> Experts {
     }
 }
 
-/// Lets each of the last layers use the cache of the last layer before them that has the same kind of attention.
-fn share_caches(keys: &Keys<'_>, config: &mut ModelConfig) -> Result<(), LoadError> {
-    let n_shared = keys.size_or_zero(SHARED, config.n_layers())?.unwrap_or(0);
+/// Lets each of the last layers, `default` of them if the file does not say how many, use the cache of the last layer
+/// before them that has the same kind of attention.
+pub(crate) fn share_caches(
+    keys: &Keys<'_>,
+    config: &mut ModelConfig,
+    default: usize,
+) -> Result<(), LoadError> {
+    let n_shared = match keys.meta.get(&keys.key(SHARED)) {
+        None => default,
+        Some(_) => keys.size_or_zero(SHARED, config.n_layers())?.unwrap_or(0),
+    };
     let n_own = config.n_layers() - n_shared;
     let (own, shared) = config.layers.split_at_mut(n_own);
     for layer in shared {
@@ -170,7 +178,11 @@ fn network(m: &mut Builder<'_>, layer: Layer<'_>, x: Value) -> Result<Value, Loa
 
 /// Records the inputs of all layers, `n_inputs` values each: the normed projection of the embeddings `x`, plus the
 /// tokens' rows of a table, the mean of both being weighted so that the variance stays.
-fn layer_inputs(m: &mut Builder<'_>, n_inputs: usize, x: Value) -> Result<Value, LoadError> {
+pub(crate) fn layer_inputs(
+    m: &mut Builder<'_>,
+    n_inputs: usize,
+    x: Value,
+) -> Result<Value, LoadError> {
     let (n_embd, n_vocab) = (m.config.n_embd, m.config.n_vocab);
     let width = n_inputs * m.config.n_layers();
     let both = 0.5f64.sqrt();
@@ -189,7 +201,7 @@ fn layer_inputs(m: &mut Builder<'_>, n_inputs: usize, x: Value) -> Result<Value,
 }
 
 /// Records `attn_output(attention(x))`. `caches` has the cache of each layer so far.
-fn attention(
+pub(crate) fn attention(
     m: &mut Builder<'_>,
     layer: Layer<'_>,
     caches: &mut Vec<usize>,

@@ -9,6 +9,7 @@ pub(crate) mod deepseek2;
 pub(crate) mod exaone4;
 pub(crate) mod falcon;
 pub(crate) mod gemma;
+pub(crate) mod gemma3n;
 pub(crate) mod gemma4;
 pub(crate) mod glm4;
 pub(crate) mod gpt2;

@@ -281,7 +281,10 @@ fn plans_compute_what_they_did() {
 }
 
 /// Metadata keys of all families, and values that each of them may have.
-const KEYS: [&str; 45] = [
+const KEYS: [&str; 48] = [
+    "activation_sparsity_scale",
+    "altup.active_idx",
+    "altup.num_inputs",
     "attention.key_length_swa",
     "attention.shared_kv_layers",
     "attention.temperature_scale",

@@ -6,7 +6,7 @@ use rocmforge_plan::{ExpertVectors, Factor, OutMode, Values, Weight};
 
 use super::{ActsBuffer, CpuBackend, CpuStep, LayerCache};
 use rocmforge_plan::Batch;
-use rocmforge_plan::{ActsId, BufferId, Linear, Op, RowCount};
+use rocmforge_plan::{ActsId, BufferId, Linear, MixWeights, Op, RowCount};
 
 impl CpuBackend {
     /// Returns activations with a row for each token.
@@ -44,6 +44,7 @@ impl CpuBackend {
             | Op::AddGated { .. }
             | Op::Scale { .. }
             | Op::SoftCap { .. } => self.run_elementwise(op),
+            Op::Mix { .. } | Op::MatchLength { .. } | Op::Sparsify { .. } => self.run_streams(op),
             Op::Route { .. }
             | Op::QuantizeExperts { .. }
             | Op::ExpertMatMul { .. }
@@ -372,6 +373,45 @@ impl CpuBackend {
                 self.put(x, to);
             }
             _ => unreachable!("{} is not an elementwise operation", op.name()),
+        }
+    }
+
+    /// Mixes residual streams and makes activations sparse.
+    fn run_streams(&mut self, op: &Op) {
+        let isa = self.options.isa;
+        let width = |id: BufferId| self.plan.buffers[id.0 as usize].width;
+        match *op {
+            Op::Mix {
+                weights,
+                part,
+                x,
+                mode,
+                out,
+            } => {
+                let (n_in, n_out) = (width(x) / part, width(out) / part);
+                let mut to = self.take(out);
+                let n_rows = to.len() / (n_out * part);
+                let weights = match weights {
+                    MixWeights::OfRows(id) => self.buffer(id),
+                    MixWeights::Same(id) => self.weights.vector(id),
+                };
+                let (shape, x) = ([n_rows, n_in, n_out], self.buffer(x));
+                cpu::mix(isa, &self.pool, shape, weights, x, (mode, &mut to));
+                self.put(out, to);
+            }
+            Op::MatchLength { like, x } => {
+                let width = width(like);
+                let mut to = self.take(x);
+                cpu::match_length(isa, &self.pool, (self.buffer(like), width), &mut to);
+                self.put(x, to);
+            }
+            Op::Sparsify { factor, x } => {
+                let width = width(x);
+                let mut to = self.take(x);
+                cpu::sparsify(isa, &self.pool, factor, (&mut to, width));
+                self.put(x, to);
+            }
+            _ => unreachable!("{} is not an operation on streams", op.name()),
         }
     }
 

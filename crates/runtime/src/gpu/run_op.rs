@@ -10,8 +10,8 @@ use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
 use rocmforge_plan::{
-    Activation, ActsId, BufferId, ExpertVectors, Factor, Linear, Op, Plan, RopeId, RopeStyle,
-    RoutingId, RowCount, RowsOf, Weighed,
+    Activation, ActsId, BufferId, ExpertVectors, Factor, Linear, MixWeights, Op, Plan, RopeId,
+    RopeStyle, RoutingId, RowCount, RowsOf, Weighed,
 };
 
 /// Everything that launches read. They change device memory only.
@@ -64,6 +64,7 @@ impl<'a> Launcher<'a> {
             | Op::AddGated { .. }
             | Op::Scale { .. }
             | Op::SoftCap { .. } => self.run_elementwise(op),
+            Op::Mix { .. } | Op::MatchLength { .. } | Op::Sparsify { .. } => self.run_streams(op),
             Op::Route { .. }
             | Op::QuantizeExperts { .. }
             | Op::ExpertMatMul { .. }
@@ -260,6 +261,37 @@ impl<'a> Launcher<'a> {
             },
             Op::SoftCap { cap, x } => ops::soft_cap(gpu, cap, self.buffer(x)),
             _ => unreachable!("{} is not an elementwise operation", op.name()),
+        }
+    }
+
+    /// Mixes residual streams and makes activations sparse.
+    fn run_streams(&self, op: &Op) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        match *op {
+            Op::Mix {
+                weights,
+                part,
+                x,
+                mode,
+                out,
+            } => {
+                let (n_in, n_out) = (self.width(x) / part, self.width(out) / part);
+                let weights = match weights {
+                    MixWeights::OfRows(id) => self.buffer(id),
+                    MixWeights::Same(id) => self.weights.vector(id),
+                };
+                let (x, out) = (self.buffer(x), self.buffer(out));
+                let n_rows = out.len() / (n_out * part);
+                ops::mix(gpu, [n_rows, n_in, n_out], weights, x, (mode, out))
+            }
+            Op::MatchLength { like, x } => {
+                let like = (self.buffer(like), self.width(like));
+                ops::match_length(gpu, like, self.buffer(x))
+            }
+            Op::Sparsify { factor, x } => {
+                ops::sparsify(gpu, factor, (self.buffer(x), self.width(x)))
+            }
+            _ => unreachable!("{} is not an operation on streams", op.name()),
         }
     }
 

@@ -38,7 +38,7 @@ macro_rules! for_each_model {
         $crate::common::cases::for_each_model! {
             @all $check: llama, qwen2, qwen3, granite, smollm3, olmo2, olmo3, phi3, gemma2, gemma3, gpt2, starcoder2,
             mixtral, qwen2moe, qwen3moe, seed_oss, mistral3, gemma4, gemma4_wide, gemma4_moe, gpt_oss,
-            deepseek2, deepseek2_old, mistral4, minicpm3
+            deepseek2, deepseek2_old, mistral4, minicpm3, gemma3n
         }
     };
 }
