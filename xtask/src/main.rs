@@ -74,7 +74,7 @@ enum Task {
     CompareDevices(compare_devices::Args),
     /// Look for crashes and hangs with random mutations of the committed inputs, on a stable compiler
     Fuzz {
-        /// gguf, split, tokenizer, text, template, answer, adapter, tuning or external
+        /// gguf, split, tokenizer, text, template, answer, grammar, adapter, tuning or external
         target: String,
         /// How long to run
         #[arg(long, default_value_t = 300, value_name = "N")]

@@ -12,7 +12,7 @@ use serde_json::Value;
 const FLOORS: &[&[&str]] = &[
     &["gguf"],
     &["plan", "text", "hub", "testkit"],
-    &["cpu", "gpu", "model"],
+    &["cpu", "gpu", "grammar", "model"],
     &["quantize", "runtime"],
     &["engine"],
     &["rocmforge", "evaluate", "profile"],

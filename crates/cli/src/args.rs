@@ -23,7 +23,7 @@ mod sampling;
 mod serve;
 mod suite;
 
-pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs, TemplateArgs};
+pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs, StructureArgs, TemplateArgs};
 pub use baseline::{
     BaselineArgs, BaselineCommand, BaselineCompareArgs, BaselineListArgs, BaselineRmArgs,
     BaselineShowArgs, BaselineStoreArgs, BaselineTrendArgs, KeepArgs, ReportForm, RuleArgs,

@@ -25,6 +25,7 @@ use crate::messages::Messages;
 use crate::output::{self, Out};
 use crate::prompt::{Source, Text};
 use crate::session::{Session, Vocabulary};
+use crate::structure;
 use rocmforge::Message;
 
 pub fn run(args: &GenerateArgs) -> Result<()> {
@@ -35,11 +36,12 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let interrupt = Interrupt::install()?;
     // Before the model is loaded, to report a wrong path early.
     let messages = args.messages.as_deref().map(Messages::read).transpose()?;
+    let structure = structure::read(&args.structure)?;
     let text = match (&args.ids, &messages) {
         (None, None) => Some(Text::read(&args.prompt, ", --ids 1,2,3")?),
         _ => None,
     };
-    let vocabulary = if args.ids.is_none() {
+    let vocabulary = if args.ids.is_none() || structure.is_some() {
         Vocabulary::Needed
     } else {
         Vocabulary::Optional
@@ -81,6 +83,9 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     request.logprobs = args.logprobs;
     if let Some(top) = args.prompt_logprobs {
         request.prompt_output = PromptOutput::Scores { from: 1, top };
+    }
+    if let Some(source) = &structure {
+        request.constraint = Some(structure::constraint(source, session.need_tokenizer()?)?);
     }
     check_report(&request, &session)?;
     let answer = answer::run(&session, request, &interrupt, |text| {

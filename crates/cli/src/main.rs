@@ -44,6 +44,7 @@ mod rerank;
 mod resolve;
 mod serve;
 mod session;
+mod structure;
 mod supported;
 mod tokenize;
 mod tune;

@@ -11,6 +11,7 @@ use crate::error::{DeviceError, EngineError};
 use crate::event::{Event, Failure, FinishReason};
 use crate::intake::Intake;
 use crate::kv_cache::{BlockPool, ContextShifts, KvUsage};
+use crate::masks::Masks;
 use crate::request::{Request, RequestId};
 use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
@@ -31,6 +32,7 @@ pub struct Engine {
     executor: Executor,
     scheduler: Scheduler,
     intake: Arc<Intake>,
+    masks: Masks,
     in_flight: VecDeque<(Pending, StepRecord)>,
     steps_in_flight: usize,
     /// Events of a step that ended with an error.
@@ -105,6 +107,7 @@ impl Engine {
             executor,
             scheduler: Scheduler::new(limits, pool),
             intake: Arc::new(Intake::new(limits, n_vocab, tokenizer)),
+            masks: Masks::new(n_vocab),
             in_flight: VecDeque::new(),
             steps_in_flight,
             kept: Vec::new(),
@@ -185,7 +188,10 @@ impl Engine {
     }
 
     /// Queues a prepared sequence.
-    pub(crate) fn add(&mut self, sequence: Sequence) {
+    pub(crate) fn add(&mut self, mut sequence: Sequence) {
+        if let Some(constrained) = &mut sequence.constrained {
+            self.masks.begin(constrained);
+        }
         self.scheduler.add(sequence);
     }
 
@@ -353,6 +359,9 @@ impl Engine {
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod constraint_tests;
 
 #[cfg(test)]
 mod embedding_tests;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{EngineError, RequestError};
 use crate::request::RequestId;
-use rocmforge_plan::TokenLogprob;
+use rocmforge_plan::{ConstraintError, TokenLogprob};
 use rocmforge_runtime::RuntimeError;
 use rocmforge_text::tokenizer::TokenId;
 
@@ -31,6 +31,8 @@ pub enum StopCause {
     Text(usize),
     /// This token of the request's stop tokens.
     Token(TokenId),
+    /// The constraint allows nothing more.
+    Constraint,
 }
 
 /// Why a request failed.
@@ -43,6 +45,9 @@ pub enum Failure {
     /// Steps with this request alone failed.
     #[error("{0}")]
     Device(Arc<RuntimeError>),
+    /// The constraint reached a limit, or allows no token.
+    #[error("the constraint on the text cannot go on: {0}; simplify it")]
+    Constraint(ConstraintError),
     /// The thread of the engine has ended.
     #[error("the engine has stopped; start it again")]
     EngineStopped,

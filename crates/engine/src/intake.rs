@@ -10,7 +10,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Breakers, SamplingParams};
 use rocmforge_runtime::{ContextPolicy, Limits, Output};
 use rocmforge_text::TextStream;
-use rocmforge_text::tokenizer::{Detokenizer, Tokenizer};
+use rocmforge_text::tokenizer::{Detokenizer, LeadingSpace, Tokenizer};
 
 /// What an engine has to know to accept a request. Shared by all threads that submit.
 pub(crate) struct Intake {
@@ -42,7 +42,11 @@ impl Intake {
         self.check(&request)?;
         SamplingParams::order_bias(&mut request.sampling);
         let text = self.tokenizer.is_some().then(|| {
-            let detokenizer = Detokenizer::new(request.special_text, request.leading_space);
+            let leading_space = match &request.constraint {
+                Some(_) => LeadingSpace::Keep,
+                None => request.leading_space,
+            };
+            let detokenizer = Detokenizer::new(request.special_text, leading_space);
             TextStream::new(detokenizer, request.stop.clone())
         });
         let breakers = self.breakers(&request.sampling);

@@ -11,6 +11,7 @@ mod error;
 mod event;
 mod intake;
 pub mod kv_cache;
+mod masks;
 #[cfg(test)]
 mod recorder;
 mod request;
@@ -24,5 +25,6 @@ pub use engine::Engine;
 pub use error::{ConfigError, DeviceError, EngineError, RequestError};
 pub use event::{Event, Failure, FinishReason, StopCause};
 pub use request::{PromptOutput, Request, RequestId};
+pub use rocmforge_plan::{Constraint, ConstraintError, Progress};
 pub use rocmforge_runtime::{ContextPolicy, Device, EngineConfig, KvTokens, PrefixSharing};
 pub use stats::{BlockUsage, EngineStats, PrefixLookups};

@@ -2,12 +2,14 @@
 //! slot, stale block, lost or doubled token, wrong prefix or wrong move changes the output.
 
 use crate::engine::Engine;
-use crate::event::FinishReason;
+use crate::event::{FinishReason, StopCause};
 use crate::kv_cache::BlockPool;
 use crate::request::{PromptOutput, Request};
 use rocmforge_gguf::TokenId;
-use rocmforge_plan::KvShift;
-use rocmforge_plan::{Batch, BatchSeq, InputToken, RowOutput, Sampled, StepOutput, Want};
+use rocmforge_plan::{
+    Batch, BatchSeq, InputToken, RowOutput, Sampled, StepOutput, TokenMask, Want,
+};
+use rocmforge_plan::{Constraint, ConstraintError, KvShift, Progress};
 use rocmforge_runtime::gpu::Offload;
 use rocmforge_runtime::{
     Backend, BackendInfo, ContextPolicy, DeviceError, Executor, Limits, OpObserver, Output,
@@ -35,6 +37,55 @@ pub(crate) fn states(tokens: &[TokenId]) -> Vec<u64> {
 
 pub(crate) fn next_token(state: u64) -> TokenId {
     ((state >> 20) % u64::from(N_VOCAB)) as TokenId
+}
+
+/// Allows about a third of the tokens, which depend on all tokens that it took.
+#[derive(Clone)]
+pub(crate) struct Chain {
+    pub(crate) state: u64,
+    /// Complete after this many tokens.
+    pub(crate) n_left: usize,
+}
+
+impl Chain {
+    fn allows(&self, token: TokenId) -> bool {
+        let first = self.state % u64::from(N_VOCAB);
+        u64::from(token) == first || computed(&[self.state], token).is_multiple_of(3)
+    }
+}
+
+impl Constraint for Chain {
+    fn mask(&mut self, allowed: &mut [u32]) -> Result<(), ConstraintError> {
+        allowed.fill(0);
+        for token in (0..N_VOCAB).filter(|&token| self.allows(token)) {
+            allowed[token as usize / 32] |= 1 << (token % 32);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError> {
+        if !self.allows(token) {
+            return Err(ConstraintError(format!("{token} may not come next")));
+        }
+        self.state = computed(&[self.state], token);
+        self.n_left -= 1;
+        Ok(match self.n_left {
+            0 => Progress::Complete,
+            _ => Progress::Open,
+        })
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// Returns the first token from [`next_token`] on, around the vocabulary, that a mask allows.
+pub(crate) fn next_allowed(state: u64, mask: &[u32]) -> TokenId {
+    let first = next_token(state);
+    let mut from_there = (first..N_VOCAB).chain(0..first);
+    let allowed = |id: &TokenId| mask[*id as usize / 32] >> (id % 32) & 1 == 1;
+    from_there.find(allowed).expect("a mask allows a token")
 }
 
 pub(crate) fn score(state: u64, target: TokenId) -> f32 {
@@ -141,14 +192,18 @@ impl Recorder {
 
 pub(crate) fn output(state: u64, position: u32, want: &Want) -> RowOutput {
     match want {
-        Want::Sample(_) => RowOutput::Sampled {
-            sampled: Sampled {
-                id: next_token(state),
-                mu: None,
-            },
-            logprob: None,
-            top: Vec::new(),
-        },
+        Want::Sample(row) => {
+            let id = match row.mask.as_deref().map(TokenMask::wait).transpose() {
+                Ok(None) => next_token(state),
+                Ok(Some(mask)) => next_allowed(state, mask),
+                Err(_) => return RowOutput::NoMask,
+            };
+            RowOutput::Sampled {
+                sampled: Sampled { id, mu: None },
+                logprob: None,
+                top: Vec::new(),
+            }
+        }
         Want::Score { target, .. } => RowOutput::Scored {
             logprob: score(state, *target),
             top: Vec::new(),
@@ -308,13 +363,28 @@ pub(crate) fn expected(request: &Request, n_ctx: usize, page: usize) -> Outcome 
     }
     let mut n_tokens = request.prompt.len();
     let policy = request.context_policy.unwrap_or_default();
+    let mut constraint = request.constraint.clone();
+    let mut progress = Progress::Open;
     while result.ids.len() < request.max_tokens {
         if policy == ContextPolicy::Stop && n_tokens == n_ctx {
             break;
         }
-        let id = next_token(*visible.last().unwrap());
+        let state = *visible.last().unwrap();
+        let id = match &mut constraint {
+            None => next_token(state),
+            Some(constraint) => {
+                let mut mask = vec![0; N_VOCAB.div_ceil(32) as usize];
+                constraint.mask(&mut mask).unwrap();
+                let id = next_allowed(state, &mask);
+                progress = constraint.accept(id).unwrap();
+                id
+            }
+        };
         result.ids.push(id);
         n_tokens += 1;
+        if progress == Progress::Complete {
+            break;
+        }
         if let ContextPolicy::Shift { n_sinks } = policy
             && visible.len() == n_ctx
         {
@@ -324,7 +394,9 @@ pub(crate) fn expected(request: &Request, n_ctx: usize, page: usize) -> Outcome 
         visible.push(computed(&visible, id));
     }
     let full = result.ids.len() < request.max_tokens;
-    result.reason = Some(if full {
+    result.reason = Some(if progress == Progress::Complete {
+        FinishReason::Stop(StopCause::Constraint)
+    } else if full {
         FinishReason::Context
     } else {
         FinishReason::Length

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_model::PooledTokens;
-use rocmforge_plan::SamplingParams;
+use rocmforge_plan::{Constraint, SamplingParams};
 use rocmforge_runtime::ContextPolicy;
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText, TokenId};
 
@@ -51,8 +51,12 @@ pub struct Request {
     pub special_text: SpecialText,
     /// Whether to keep a leading space: text that continues the prompt needs it, an answer does not.
     pub leading_space: LeadingSpace,
-    /// Report the log-probability of each generated token, and this many best ones.
+    /// Report the log-probability of each generated token, and this many best ones. They are those of the model: neither
+    /// sampling nor the constraint changes them.
     pub logprobs: Option<usize>,
+    /// What restricts the generated tokens, in its state before the first of them. Their text begins as the constraint
+    /// says, so no leading space is removed.
+    pub constraint: Option<Box<dyn Constraint>>,
     pub prompt_output: PromptOutput,
     /// What to do when the context is full; `None` takes the engine's policy. The prompt must always fit.
     pub context_policy: Option<ContextPolicy>,
@@ -75,6 +79,7 @@ impl Request {
             special_text: SpecialText::Hide,
             leading_space: LeadingSpace::Keep,
             logprobs: None,
+            constraint: None,
             prompt_output: PromptOutput::Nothing,
             context_policy: None,
         }

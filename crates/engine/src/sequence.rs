@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::event::{FinishReason, StopCause};
 use crate::kv_cache::BlockTable;
+use crate::masks::Constrained;
 use crate::request::{PromptOutput, Request, RequestId};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::PooledTokens;
@@ -52,6 +53,8 @@ pub(crate) struct Sequence {
     pub(crate) mu: Option<f32>,
     /// The sampling of the first `min_tokens`, if the request has a minimum.
     pub(crate) early_sampling: Option<Arc<SamplingParams>>,
+    /// The state of the constraint after the last token in `tokens`.
+    pub(crate) constrained: Option<Constrained>,
     /// Sums of the hidden values of the tokens so far, for an embedding.
     pub(crate) hidden: Vec<f64>,
     pub(crate) was_admitted: bool,
@@ -64,7 +67,7 @@ pub(crate) struct Sequence {
 impl Sequence {
     pub(crate) fn new(
         id: RequestId,
-        request: Request,
+        mut request: Request,
         text: Option<TextStream>,
         breakers: Arc<Breakers>,
         context_policy: ContextPolicy,
@@ -84,6 +87,7 @@ impl Sequence {
             breakers,
             mu: None,
             early_sampling: None,
+            constrained: request.constraint.take().map(Constrained::new),
             hidden: Vec::new(),
             was_admitted: false,
             trial: None,
@@ -161,6 +165,7 @@ impl Sequence {
             dry,
             mu: self.mu,
             logprobs: self.request.logprobs,
+            mask: self.constrained.as_ref().map(Constrained::mask),
         }
     }
 

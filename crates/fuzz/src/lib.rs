@@ -8,6 +8,7 @@
 mod adapter;
 mod answer;
 mod gguf;
+mod grammar;
 mod mutate;
 mod seeds;
 mod split;
@@ -34,7 +35,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target {
         name: "gguf",
         run: gguf::run,
@@ -70,6 +71,12 @@ pub const TARGETS: [Target; 9] = [
         run: answer::run,
         seeds: seeds::answer,
         max_bytes: 2048,
+    },
+    Target {
+        name: "grammar",
+        run: grammar::run,
+        seeds: seeds::grammar,
+        max_bytes: 1024,
     },
     Target {
         name: "adapter",

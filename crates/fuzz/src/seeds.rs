@@ -305,6 +305,39 @@ pub(crate) fn answer() -> Seeds {
     all.enumerate().map(seed).collect()
 }
 
+pub(crate) fn grammar() -> Seeds {
+    let sources = [
+        (
+            "schema",
+            0,
+            r##"{"type": "object", "properties": {"a": {"$ref": "#/$defs/s"}, "n": {"type": "integer", "minimum": -3, "multipleOf": 2}}, "required": ["a"], "$defs": {"s": {"type": "string", "pattern": "^a+$", "maxLength": 9}}}"##,
+        ),
+        (
+            "schema-any",
+            0,
+            r##"{"anyOf": [{"enum": [1, "x", null]}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 3}], "allOf": [{"not": {}}]}"##,
+        ),
+        ("regex", 1, r"^(a|b{2,5})*[^x-z\d]+?\w$"),
+        ("choice", 2, "yes\nno\n\"quoted\"\\"),
+        (
+            "lark",
+            3,
+            "start: (x | Y)+ \"!\"?\nx[lazy]: /a.*b/\nY: \"c\"{2,3} & /c+/\n%ignore / +/\nz: <[3]> %json {\"type\": \"null\"}",
+        ),
+        (
+            "gbnf",
+            4,
+            "root ::= (\"[\" root \"]\" | w) ws # comment\nw ::= [a-z\\x41]+ . {1,3} \"\\u00e9\"?\nws ::= | \" \" ws",
+        ),
+    ];
+    let seed = |(name, kind, source): (&str, u8, &str)| {
+        let mut bytes = vec![kind, 7];
+        bytes.extend(source.as_bytes());
+        (name.to_owned(), bytes)
+    };
+    sources.into_iter().map(seed).collect()
+}
+
 pub(crate) fn template() -> Seeds {
     let templates = [
         (

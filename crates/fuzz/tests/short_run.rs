@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use rocmforge_fuzz::{Mutator, TARGETS, Target};
 
 /// Mutations per target; a few seconds for all targets in a dev build.
-const ROUNDS: [(&str, usize); 8] = [
+const ROUNDS: [(&str, usize); 9] = [
     ("gguf", 20_000),
     ("split", 2_000),
     ("tokenizer", 3_000),
     ("text", 1_000),
     ("template", 3_000),
+    ("grammar", 500),
     ("adapter", 5_000),
     ("tuning", 20_000),
     ("external", 3_000),
@@ -53,6 +54,11 @@ fn short_run(name: &str) {
 #[test]
 fn gguf() {
     short_run("gguf");
+}
+
+#[test]
+fn grammar() {
+    short_run("grammar");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rocmforge_gguf::TokenId;
 
 use crate::breakers::Breakers;
+use crate::constraint::TokenMask;
 use crate::kv::KvShift;
 use crate::sampling::SamplingParams;
 
@@ -47,9 +48,11 @@ pub struct SampleRow {
     /// Mirostat's state after the last token. For a row whose input is [`InputToken::Sampled`], the device uses
     /// the state of the previous step instead.
     pub mu: Option<f32>,
-    /// Whether to report the log-probability of the token, and of how many best tokens. Biases and samplers do not
-    /// change log-probabilities.
+    /// Whether to report the log-probability of the token, and of how many best tokens. Biases, samplers and masks do
+    /// not change log-probabilities.
     pub logprobs: Option<usize>,
+    /// The tokens that may be chosen; `None` allows all. May be set while the step runs.
+    pub mask: Option<Arc<TokenMask>>,
 }
 
 /// The last tokens of a sequence, in which DRY looks for repetitions.
@@ -134,6 +137,8 @@ pub enum RowOutput {
     Hidden(Vec<f32>),
     /// No logit is a finite number, so nothing can be sampled or scored; or a hidden value is not.
     NotFinite,
+    /// The mask of the row could not be computed.
+    NoMask,
 }
 
 /// The result of a step: one entry for each of `Batch::logits`, in order.

@@ -8,6 +8,7 @@
 mod acts;
 mod batch;
 mod breakers;
+mod constraint;
 mod cost;
 mod error;
 mod fuse;
@@ -31,6 +32,7 @@ pub use batch::{
     TokenLogprob, Want,
 };
 pub use breakers::Breakers;
+pub use constraint::{Constraint, ConstraintError, Progress, TokenMask};
 pub use cost::{BatchShape, OpCost, PlanCost, SeqShape};
 pub use error::ParameterError;
 pub use fuse::{Fusion, fuse_adds, fuse_ops, is_dead};

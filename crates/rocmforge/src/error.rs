@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 
 use rocmforge_engine::{ConfigError, DeviceError, EngineError, Failure, RequestError};
+use rocmforge_grammar::GrammarError;
 use rocmforge_model::LoadError;
 use rocmforge_text::chat_template::TemplateError;
 use rocmforge_text::tokenizer::TokenizerError;
@@ -41,6 +42,9 @@ pub enum Error {
     /// The chat template in the file.
     #[error(transparent)]
     Template(#[from] TemplateError),
+    /// What an answer was to follow.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// A setting that this model or machine cannot serve.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use rocmforge_engine::serve::{EventStream, StreamEvent};
 use rocmforge_engine::{EngineError, FinishReason, Request};
 use rocmforge_gguf::TokenId;
-use rocmforge_plan::SamplingParams;
+use rocmforge_grammar::Grammar;
+use rocmforge_plan::{Constraint, SamplingParams};
 use rocmforge_text::tokenizer::LeadingSpace;
 
 use crate::session::random_sampling;
@@ -20,11 +21,12 @@ pub struct Generate<'s> {
 }
 
 /// How an answer is generated.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) max_tokens: usize,
     pub(crate) stop: Vec<String>,
     pub(crate) sampling: SamplingParams,
+    pub(crate) grammar: Option<Grammar>,
 }
 
 impl Default for Settings {
@@ -33,13 +35,16 @@ impl Default for Settings {
             max_tokens: usize::MAX,
             stop: Vec::new(),
             sampling: random_sampling(),
+            grammar: None,
         }
     }
 }
 
 impl Settings {
     pub(crate) fn request(&self, prompt: Vec<TokenId>, leading_space: LeadingSpace) -> Request {
+        let constraint = |grammar: &Grammar| Box::new(grammar.start()) as Box<dyn Constraint>;
         Request {
+            constraint: self.grammar.as_ref().map(constraint),
             sampling: Arc::new(self.sampling.clone()),
             stop: self.stop.clone(),
             leading_space,
@@ -66,6 +71,13 @@ macro_rules! answer_settings {
         /// Sets how tokens are chosen. Default: llama.cpp's samplers with a random seed.
         pub fn sampling(mut self, sampling: SamplingParams) -> Self {
             self.settings.sampling = sampling;
+            self
+        }
+
+        /// Makes the answer follow a grammar that [`Session::grammar`](crate::Session::grammar) compiled. The answer ends
+        /// when it is complete.
+        pub fn constrained(mut self, grammar: &rocmforge_grammar::Grammar) -> Self {
+            self.settings.grammar = Some(grammar.clone());
             self
         }
 

@@ -23,6 +23,9 @@
 //!
 //! A model that was opened with [`ModelOptions::for_embeddings`] has [`Session::embed`] and [`Session::rank`] instead.
 //!
+//! An answer can be made to follow a JSON schema, a regular expression or a grammar: [`Session::grammar`] compiles it, and
+//! [`Generate::constrained`] or [`Chat::constrained`] applies it.
+//!
 //! [`Session::generate`] continues a text without a chat template. [`Session::notices`] says what the user should know,
 //! for example that a GPU was passed over.
 //!
@@ -47,6 +50,7 @@ pub use generate::{Answer, Generate};
 pub use model::{Model, ModelFile, ModelOptions};
 pub use rocmforge_engine::{ContextPolicy, FinishReason};
 pub use rocmforge_gguf::LoadMode;
+pub use rocmforge_grammar::{Grammar, Source};
 pub use rocmforge_model::Pooling;
 pub use rocmforge_plan::{KvType, SamplingParams};
 pub use rocmforge_runtime::gpu::GpuLayers;

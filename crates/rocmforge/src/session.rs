@@ -1,11 +1,12 @@
 //! A model on a device, ready to answer.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rocmforge_engine::serve::{Handle, ServeOptions, Server, serve};
 use rocmforge_engine::{ContextPolicy, Engine, EngineConfig};
 use rocmforge_gguf::TokenId;
+use rocmforge_grammar::{Grammar, Source, Vocabulary};
 use rocmforge_plan::{KvType, SamplingParams};
 use rocmforge_runtime::check::{PassedFolder, SelfCheck};
 use rocmforge_runtime::gpu::{DeviceId, GpuConfig, GpuLayers, OpenOptions, TuningUse, WhenIdle};
@@ -139,6 +140,8 @@ pub struct Session {
     pub(crate) embedding: Option<Embedding>,
     config: EngineConfig,
     notices: Vec<String>,
+    /// The tokens as grammars need them, after the first grammar.
+    vocabulary: OnceLock<Arc<Vocabulary>>,
 }
 
 impl Session {
@@ -181,6 +184,7 @@ impl Session {
             embedding: loaded.config.embedding,
             config,
             notices,
+            vocabulary: OnceLock::new(),
         })
     }
 
@@ -236,6 +240,22 @@ impl Session {
     /// The file has no vocabulary, or its template is damaged.
     pub fn chat(&self) -> Result<Chat<'_>, Error> {
         Chat::new(self)
+    }
+
+    /// Compiles a grammar for answers of this session; any number of them can follow it
+    /// ([`Generate::constrained`]). The first one also prepares the vocabulary, which may take a second.
+    ///
+    /// # Errors
+    /// The source is invalid or too complex, uses what is not supported, or allows no text; the file has no vocabulary.
+    pub fn grammar(&self, source: &Source) -> Result<Grammar, Error> {
+        let vocabulary = match self.vocabulary.get() {
+            Some(vocabulary) => vocabulary,
+            None => {
+                let vocabulary = Vocabulary::new(self.need_tokenizer()?)?;
+                self.vocabulary.get_or_init(|| vocabulary)
+            }
+        };
+        Ok(Grammar::compile(vocabulary, source)?)
     }
 
     pub(crate) fn need_tokenizer(&self) -> Result<&Arc<Tokenizer>, Error> {

@@ -17,11 +17,12 @@ use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::keys::Keys;
 use crate::observe::metrics::Metrics;
+use crate::openai::responses::Store;
 use crate::serving::choices::Ticket;
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::{Model, Served};
 use crate::serving::workers::Workers;
-use crate::{llama, openai};
+use crate::{anthropic, llama, openai, page};
 
 /// Fields of a request that the server does not know.
 const IGNORED: &str = "x-ignored-fields";
@@ -36,6 +37,8 @@ pub(crate) struct App {
     pub(crate) is_local: bool,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) workers: Workers,
+    /// Responses that clients may continue.
+    pub(crate) responses: Store,
     metrics: Metrics,
     /// Ids begin with it, so that those of two servers differ.
     instance: u64,
@@ -57,6 +60,7 @@ impl App {
             is_local: config.address.ip().is_loopback(),
             lifecycle: Arc::new(Lifecycle::new()),
             workers: Workers::new(n_cores.clamp(2, 32)),
+            responses: Store::default(),
             metrics,
             instance: rocmforge::parts::random_seed(),
             n_ids: AtomicU64::new(0),
@@ -130,12 +134,14 @@ impl App {
 /// Returns the table of routes.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let infer = openai::routes()
+        .merge(anthropic::routes())
         .merge(llama::routes())
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::infer));
     let metrics = Router::new()
         .route("/metrics", get(metrics))
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::metrics));
     Router::new()
+        .route("/", get(page::page))
         .merge(llama::probes())
         .merge(infer)
         .merge(metrics)

@@ -6,13 +6,16 @@
 //! and what a slow client has not read is merged.
 #![forbid(unsafe_code)]
 
+mod anthropic;
 mod app;
+mod base64;
 mod config;
 mod http;
 mod llama;
 pub mod load;
 mod observe;
 mod openai;
+mod page;
 mod run;
 mod serving;
 

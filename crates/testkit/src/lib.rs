@@ -7,3 +7,4 @@
 pub mod adapters;
 pub mod data;
 pub mod models;
+pub mod schemas;

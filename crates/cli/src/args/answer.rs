@@ -43,6 +43,32 @@ fn unescaped(text: &str) -> Result<String, Infallible> {
     Ok(unescape(text))
 }
 
+/// What the answer must be; one of these.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Structured output")]
+#[group(multiple = false)]
+pub struct StructureArgs {
+    /// Answer with JSON that this JSON schema allows
+    ///
+    /// A keyword that is not supported is an error. Properties come in the order of the schema
+    #[arg(long, value_name = "FILE")]
+    pub json_schema: Option<PathBuf>,
+    /// Answer with a JSON object
+    #[arg(long)]
+    pub json_object: bool,
+    /// Answer with text of this grammar, in GBNF or Lark
+    ///
+    /// A file whose name does not end in .gbnf or .lark is GBNF if it has ::=
+    #[arg(long, value_name = "FILE")]
+    pub grammar: Option<PathBuf>,
+    /// Answer with text that matches this regular expression as a whole
+    #[arg(long, value_name = "PATTERN", allow_hyphen_values = true)]
+    pub regex: Option<String>,
+    /// Answer with this text or another --choice; may be repeated
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub choice: Vec<String>,
+}
+
 /// Chat template settings.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Chat")]
@@ -94,6 +120,8 @@ pub struct GenerateArgs {
     pub template: TemplateArgs,
     #[command(flatten)]
     pub answer: AnswerArgs,
+    #[command(flatten)]
+    pub structure: StructureArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Print JSON: ids, text, finish_reason, timings and more

@@ -31,6 +31,7 @@ mod pull;
 mod pull_hostile;
 mod quantize;
 mod serve;
+mod structured;
 mod suites;
 mod templates;
 mod terminal;

@@ -5,7 +5,9 @@ use crate::event::{Event, Failure, FinishReason, StopCause};
 use crate::scheduler::StepRecord;
 use crate::sequence::RowPurpose;
 use crate::sequences::Member;
-use rocmforge_plan::{RowOutput, Sampled, StepOutput, TokenLogprob};
+use rocmforge_plan::{
+    ConstraintError, Progress, RowOutput, Sampled, StepOutput, TokenLogprob, TokenMask,
+};
 use rocmforge_text::Piece;
 
 /// A sampled token and its log-probabilities.
@@ -75,6 +77,9 @@ impl Engine {
                     let failure = Failure::NotFinite;
                     events.push(Event::Failed { request, failure });
                 }
+                (RowPurpose::Sample { .. }, RowOutput::NoMask) => {
+                    events.push(self.mask_failed(member));
+                }
                 (purpose, output) => unreachable!("a row for {purpose:?} returned {output:?}"),
             }
         }
@@ -92,6 +97,25 @@ impl Engine {
                 request: member.id,
                 cached_tokens: sequence.n_cached,
             });
+        }
+    }
+
+    /// Ends a sequence whose mask could not be computed.
+    fn mask_failed(&mut self, member: Member) -> Event {
+        let sequence = self.scheduler.member(member);
+        let constrained = sequence.and_then(|sequence| sequence.constrained.as_ref());
+        let mask = constrained.map(|constrained| constrained.mask());
+        let error = mask.as_deref().map(TokenMask::wait).and_then(Result::err);
+        let error = error.cloned();
+        self.constraint_failed(member, error.expect("the row had this mask"))
+    }
+
+    /// Ends a sequence whose constraint cannot go on. What it computed so far is right.
+    fn constraint_failed(&mut self, member: Member, error: ConstraintError) -> Event {
+        self.scheduler.remove(member.slot);
+        Event::Failed {
+            request: member.id,
+            failure: Failure::Constraint(error),
         }
     }
 
@@ -113,6 +137,18 @@ impl Engine {
         let reason = sequence.finish_reason(is_eog, n_ctx);
         // A token that stops the generation is not part of the text.
         let ends_text = matches!(reason, Some(FinishReason::Stop(_)));
+        let reason = match &mut sequence.constrained {
+            Some(constrained) if !ends_text => match constrained.accept(token) {
+                Ok(Progress::Complete) => Some(FinishReason::Stop(StopCause::Constraint)),
+                Ok(Progress::Open) if reason.is_some() => reason,
+                Ok(Progress::Open) => {
+                    self.masks.begin(constrained);
+                    None
+                }
+                Err(error) => return events.push(self.constraint_failed(member, error)),
+            },
+            _ => reason,
+        };
         let piece = match (&mut sequence.text, tokenizer) {
             (Some(text), Some(tokenizer)) if !ends_text && is_too_short => {
                 Piece::Text(text.pass(tokenizer, token))

@@ -5,7 +5,9 @@ use std::ops::ControlFlow;
 
 use super::*;
 use crate::event::StopCause;
-use crate::recorder::{Broken, N_VOCAB, NotFinite, Outcome, Sizes, always, expected, lost_step};
+use crate::recorder::{
+    Broken, Chain, N_VOCAB, NotFinite, Outcome, Sizes, always, expected, lost_step,
+};
 use crate::request::PromptOutput;
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Batch, InputToken, SamplingParams};
@@ -50,12 +52,18 @@ fn random_request(random: &mut Random, n_ctx: usize) -> Request {
         request.context_policy = Some(ContextPolicy::Shift { n_sinks });
         request.max_tokens = random.below(3 * n_ctx);
     }
+    if random.below(3) == 0 {
+        request.constraint = Some(Box::new(Chain {
+            state: random.below(1000) as u64,
+            n_left: 1 + random.below(15),
+        }));
+    }
     request
 }
 
 #[test]
 fn random_traffic_matches_each_request_alone() {
-    let (mut n_shifts, mut n_failed_steps) = (0, 0);
+    let (mut n_shifts, mut n_failed_steps, mut n_constrained) = (0, 0, 0);
     for seed in 0..150u64 {
         let mut random = Random(seed);
         let page = [1, 4, 16][random.below(3)];
@@ -143,7 +151,8 @@ fn random_traffic_matches_each_request_alone() {
                         "seed {seed}, {:?}",
                         open[&id]
                     );
-                    open.remove(&id);
+                    let request = open.remove(&id);
+                    n_constrained += usize::from(request.is_some_and(|r| r.constraint.is_some()));
                     results.remove(&id);
                 }
             }
@@ -163,6 +172,7 @@ fn random_traffic_matches_each_request_alone() {
     }
     assert!(n_failed_steps > 500, "{n_failed_steps}");
     assert!(n_shifts > 1000, "{n_shifts}");
+    assert!(n_constrained > 500, "{n_constrained}");
 }
 
 #[test]

@@ -19,4 +19,5 @@ mod lora_gpu;
 mod model;
 mod routing;
 mod step_times;
+mod structured;
 mod tuning;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rocmforge::parts::{Conversation, Fit};
 use rocmforge::{
     ContextPolicy, Device, Error, FinishReason, Message, Model, ModelFile, ModelOptions, Session,
+    Source,
 };
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_runtime::gpu::image_targets;
@@ -283,4 +284,29 @@ fn errors_say_what_to_do() {
         .pre_tokenizer("no-such-rule")
         .open(path());
     assert!(matches!(wrong.err(), Some(Error::Tokenizer { .. })));
+}
+
+/// One grammar for several answers, of a prompt and of a conversation; errors name what is wrong.
+#[test]
+fn answers_follow_a_grammar() {
+    for device in devices() {
+        let session = start(device);
+        let choice = Source::Choice(vec!["tea".into(), "coffee".into()]);
+        let choice = session.grammar(&choice).unwrap();
+        let prompt = session.generate("I drink").greedy().constrained(&choice);
+        assert!(["tea", "coffee"].contains(&prompt.text().unwrap().as_str()));
+        let chat = session.chat().unwrap().greedy().constrained(&choice);
+        let mut chat = chat.max_tokens(20);
+        for _ in 0..2 {
+            let mut reply = chat.send("Tea or coffee?").unwrap();
+            let text: String = reply.by_ref().map(Result::unwrap).collect();
+            assert!(["tea", "coffee"].contains(&text.as_str()), "{text:?}");
+            assert!(matches!(reply.finish_reason(), Some(FinishReason::Stop(_))));
+        }
+    }
+    let session = start(Device::Cpu);
+    let schema = Source::JsonSchema("{\"type\": \"array\", \"contains\": {}}".into());
+    let error = session.grammar(&schema).err().unwrap();
+    assert!(matches!(error, Error::Grammar(_)));
+    assert!(error.to_string().contains("contains"), "{error}");
 }

@@ -98,6 +98,10 @@ impl Choices {
         let Want::Sample(sample) = &wanted.want else {
             return None;
         };
+        // Masks are applied on the host.
+        if sample.mask.is_some() {
+            return None;
+        }
         let params = &*sample.params;
         if sample.logprobs.is_none() && sampler::takes_best(params) {
             return Some(BEST);

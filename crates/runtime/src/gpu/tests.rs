@@ -79,6 +79,7 @@ fn client_row(row: usize, index: u64) -> Want {
         dry: None,
         mu: None,
         logprobs: [None, Some(20), Some(0)][row],
+        mask: None,
     })
 }
 

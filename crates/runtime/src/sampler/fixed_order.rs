@@ -82,6 +82,7 @@ mod tests {
             dry: None,
             mu: None,
             logprobs: None,
+            mask: None,
         };
         FixedOrder::of(&row, 100)
     }

@@ -33,6 +33,7 @@ fn row(params: SamplingParams, counts: &[(TokenId, u32)]) -> SampleRow {
         dry: None,
         mu: None,
         logprobs: None,
+        mask: None,
     }
 }
 

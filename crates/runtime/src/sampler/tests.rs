@@ -26,6 +26,7 @@ fn row(params: SamplingParams, index: u64, counts: Vec<(TokenId, u32)>) -> Sampl
         dry: None,
         mu: None,
         logprobs: None,
+        mask: None,
     }
 }
 

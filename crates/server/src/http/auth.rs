@@ -10,6 +10,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use super::error::ApiError;
 use super::keys::{Key, Scope};
+use crate::anthropic;
 use crate::app::App;
 
 /// The header with the id of a request.
@@ -63,7 +64,7 @@ async fn with_scope(
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
-        Err(error) => error.into_response(),
+        Err(error) => anthropic::respond(request.uri().path(), error),
     }
 }
 

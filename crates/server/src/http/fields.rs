@@ -45,6 +45,13 @@ impl Fields {
         }
     }
 
+    /// Gives a field the name that another API has for it.
+    pub(crate) fn rename(&mut self, from: &str, to: &str) {
+        if let Some(value) = self.0.swap_remove(from) {
+            self.0.insert(to.to_string(), value);
+        }
+    }
+
     /// Takes the first of these fields that is there.
     ///
     /// # Errors

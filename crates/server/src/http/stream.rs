@@ -26,9 +26,22 @@ impl Out {
         self.0.extend_from_slice(b"\n\n");
     }
 
+    /// Adds an event with a name.
+    pub(crate) fn event(&mut self, name: &str, value: &impl Serialize) {
+        self.0.extend_from_slice(b"event: ");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.push(b'\n');
+        self.data(value);
+    }
+
     /// Adds the mark that OpenAI's streams end with.
     pub(crate) fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    /// Takes the bytes.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.0)
     }
 
     fn json(&mut self, value: &impl Serialize) {
@@ -131,7 +144,7 @@ impl<E: Encoder> Pump<E> {
             }
         }
         self.ping.reset();
-        Some(Bytes::from(out.0))
+        Some(Bytes::from(out.take()))
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Out) {

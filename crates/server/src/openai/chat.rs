@@ -7,13 +7,14 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use rocmforge::parts::with_bos;
 use rocmforge_gguf::TokenId;
-use rocmforge_text::answer::AnswerParser;
+use rocmforge_grammar::{Grammar, Source};
+use rocmforge_text::answer::{AnswerParser, Format};
 use rocmforge_text::chat_template::{Conversation, RenderError, Rendered, TemplateError};
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
 use serde_json::{Map, Value, json};
 
-use super::chat_events::{Answer, ChatEvents, object};
-use super::generation::{Form, Generation, refuse_constraints};
+use super::chat_events::{ChatEvents, choice, object};
+use super::generation::{Form, Generation};
 use super::messages::{check_tools, for_template, with_text_arguments};
 use super::usage::{Timings, usage};
 use crate::app::{App, Body};
@@ -24,23 +25,57 @@ use crate::http::fields::Fields;
 use crate::http::stream::events;
 use crate::serving::choices::Choices;
 use crate::serving::model::Served;
+use crate::serving::reader::{Calls, Reader};
+use crate::serving::structured::{self, Forced, source};
 
 /// The best tokens that log-probabilities may have, at most.
 const MAX_TOP_LOGPROBS: usize = 20;
 
 /// A conversation to answer.
+#[derive(Default)]
 pub(crate) struct Chat {
-    messages: Vec<Value>,
-    tools: Vec<Value>,
-    variables: Map<String, Value>,
-    continues: bool,
+    pub(crate) messages: Vec<Value>,
+    /// Descriptions of functions, in OpenAI's form.
+    pub(crate) tools: Vec<Value>,
+    /// Further variables of the template.
+    pub(crate) variables: Map<String, Value>,
+    /// Whether the last message is the beginning of the answer.
+    pub(crate) continues: bool,
+    /// Which tools the answer must call.
+    pub(crate) forced: Option<Forced>,
 }
 
-/// A conversation as the model reads it.
+/// A conversation as the model reads it, and how to read its answer.
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<TokenId>,
     /// Its text, of which the end says whether the answer begins with reasoning.
-    pub(crate) text: String,
+    text: String,
+    tools: Vec<Value>,
+    format: Format,
+    calls: Calls,
+    grammar: Option<Grammar>,
+}
+
+impl Prompt {
+    /// Returns a reader of the answer.
+    pub(crate) fn reader(&self) -> Reader {
+        let parser = AnswerParser::new(self.format, &self.text, &self.tools);
+        Reader::new(parser, self.calls)
+    }
+
+    /// Returns the form of an answer that [`Prompt::reader`] reads.
+    pub(crate) fn form(&self, model: &Served, logprobs: Option<usize>) -> Form {
+        Form {
+            // Marks of reasoning and calls may be control tokens.
+            special_text: match model.format.name() {
+                "plain" => SpecialText::Hide,
+                _ => SpecialText::Show,
+            },
+            leading_space: LeadingSpace::Strip,
+            logprobs,
+            grammar: self.grammar.clone(),
+        }
+    }
 }
 
 /// `POST /v1/chat/completions`
@@ -53,8 +88,12 @@ pub(crate) async fn create(
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
     let generation = Generation::read(&mut fields, &caller, &app.limits)?;
     let logprobs = logprobs(&mut fields)?;
+    let structure = source(&mut fields)?;
     let chat = Chat::read(&mut fields, &app.limits)?;
-    let one_call = fields.take("parallel_tool_calls")? == Some(false);
+    let calls = match fields.take("parallel_tool_calls")? {
+        Some(false) => Calls::One,
+        None | Some(true) => Calls::Any,
+    };
     for (name, harmless) in [
         ("functions", json!([])),
         ("function_call", json!("none")),
@@ -63,39 +102,25 @@ pub(crate) async fn create(
     ] {
         fields.refuse(name, &[harmless])?;
     }
-    refuse_constraints(&mut fields)?;
     let ignored = fields.unread();
-    let (of_model, tools) = (Arc::clone(&model), chat.tools.clone());
-    let prompt = app.workers.run(move || chat.prompt(&of_model)).await?;
-    let form = Form {
-        // Marks of reasoning and calls may be control tokens.
-        special_text: match model.format.name() {
-            "plain" => SpecialText::Hide,
-            _ => SpecialText::Show,
-        },
-        leading_space: LeadingSpace::Strip,
-        logprobs,
-    };
-    let parser = || AnswerParser::new(model.format, &prompt.text, &tools);
-    let answers: Vec<Answer> = (0..generation.n)
-        .map(|_| Answer::new(parser(), one_call))
-        .collect();
-    let requests = generation.requests(prompt.ids, form);
+    let prompt = chat.prompt(&app, &model, structure, calls).await?;
+    let readers: Vec<Reader> = (0..generation.n).map(|_| prompt.reader()).collect();
+    let requests = generation.requests(&prompt.ids, &prompt.form(&model, logprobs));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
     let id = app.new_id("chatcmpl");
     let head = object(&id, "chat.completion.chunk", &model.name);
     let mut response = match generation.stream {
         true => {
             let include_usage = generation.include_usage;
-            let encoder = ChatEvents::new(head, model, answers, logprobs.is_some(), include_usage);
+            let encoder = ChatEvents::new(head, model, readers, logprobs.is_some(), include_usage);
             events(choices, encoder, &app.lifecycle, app.limits.ping_interval)
         }
         false => {
             let (wholes, totals) = app.unless_aborted(choices.whole()).await?;
-            let answers = answers.into_iter().zip(wholes).enumerate();
+            let answers = readers.into_iter().zip(wholes).enumerate();
             let choices: Vec<Value> = answers
-                .map(|(index, (answer, whole))| {
-                    answer.whole(index, &model.tokenizer, whole, logprobs.is_some())
+                .map(|(index, (reader, whole))| {
+                    choice(index, reader, &model.tokenizer, whole, logprobs.is_some())
                 })
                 .collect();
             let mut body = object(&id, "chat.completion", &model.name);
@@ -107,6 +132,18 @@ pub(crate) async fn create(
     };
     app.tell_ignored(&mut response, ignored);
     Ok(response)
+}
+
+/// Reads the name of the tool to call, in the form of chat completions or of responses.
+pub(crate) fn named(choice: &Value) -> Result<Forced, ApiError> {
+    let name = choice.pointer("/function/name").or(choice.get("name"));
+    match name.and_then(Value::as_str) {
+        Some(name) => Ok(Forced::Named(name.to_string())),
+        None => Err(ApiError::field(
+            "tool_choice",
+            "use auto, none, required or {\"type\": \"function\", \"function\": {\"name\": ...}}",
+        )),
+    }
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
@@ -132,15 +169,16 @@ impl Chat {
         let messages = for_template(fields.need("messages")?, limits)?;
         let mut tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
         check_tools(&tools, limits)?;
-        match fields.take::<Value>("tool_choice")? {
-            None => {}
-            Some(choice) if choice == "auto" => {}
-            Some(choice) if choice == "none" => tools.clear(),
-            Some(_) => {
-                let error = ApiError::field("tool_choice", "use auto or none");
-                return Err(error.code("unsupported_parameter"));
+        let choice = fields.take::<Value>("tool_choice")?;
+        let forced = match choice.as_ref().map(|choice| (choice, choice.as_str())) {
+            None | Some((_, Some("auto"))) => None,
+            Some((_, Some("none"))) => {
+                tools.clear();
+                None
             }
-        }
+            Some((_, Some("required"))) => Some(Forced::Any),
+            Some((choice, _)) => Some(named(choice)?),
+        };
         let mut variables: Map<String, Value> =
             fields.take("chat_template_kwargs")?.unwrap_or_default();
         if let Some(effort) = fields.take::<String>("reasoning_effort")? {
@@ -156,20 +194,46 @@ impl Chat {
             tools,
             variables,
             continues: !prompts,
+            forced,
         })
     }
 
-    /// Renders the conversation with the model's template.
+    /// Renders the conversation with the model's template, on a thread of its own, and compiles what the answer must be.
     ///
     /// # Errors
-    /// The template refuses the conversation or is damaged.
-    pub(crate) fn prompt(&self, model: &Served) -> Result<Prompt, ApiError> {
-        let rendered = self.rendered(model)?;
-        let tokenizer = &model.tokenizer;
-        Ok(Prompt {
-            ids: with_bos(tokenizer, rendered.encode(tokenizer)),
-            text: rendered.text().to_string(),
-        })
+    /// The template refuses the conversation or is damaged; the structure is not supported.
+    pub(crate) async fn prompt(
+        self,
+        app: &App,
+        model: &Arc<Served>,
+        structure: Option<Source>,
+        calls: Calls,
+    ) -> Result<Prompt, ApiError> {
+        let forced = self.forced.as_ref();
+        let forced = forced.map(|forced| structured::calls(&self.tools, forced, calls));
+        let forced = forced.transpose()?;
+        if forced.is_some() && structure.is_some() {
+            let what = "an answer that must call a tool has no structure of its own; leave one out";
+            return Err(ApiError::field("tool_choice", what));
+        }
+        let model = Arc::clone(model);
+        let work = move || {
+            let rendered = self.rendered(&model)?;
+            let tokenizer = &model.tokenizer;
+            let format = match forced {
+                Some(_) => Format::by_name(structured::FORCED_FORMAT),
+                None => None,
+            };
+            Ok(Prompt {
+                ids: with_bos(tokenizer, rendered.encode(tokenizer)),
+                text: rendered.text().to_string(),
+                format: format.unwrap_or(model.format),
+                tools: self.tools,
+                calls,
+                grammar: model.grammar(forced.or(structure))?,
+            })
+        };
+        app.workers.run(work).await
     }
 
     /// [`Chat::prompt`] as text, with the template's control tokens apart from the conversation's.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use rocmforge_engine::FinishReason;
-use rocmforge_text::answer::{AnswerParser, Delta};
 use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -12,6 +11,7 @@ use super::usage::{Timings, usage};
 use crate::http::stream::{Encoder, Out};
 use crate::serving::choices::{Totals, Update, Whole};
 use crate::serving::model::{Served, unix_seconds};
+use crate::serving::reader::{Parts, Piece, Reader};
 
 /// Returns the fields that all objects of an answer share.
 pub(super) fn object(id: &str, kind: &str, model: &str) -> Value {
@@ -26,155 +26,63 @@ pub(super) fn finish_reason(reason: Option<FinishReason>) -> &'static str {
     }
 }
 
-/// One answer: its parser, and what it has shown so far.
-pub(super) struct Answer {
-    parser: AnswerParser,
-    /// Whether it ends after the first call.
-    one_call: bool,
-    ids: Vec<String>,
-    n_complete: usize,
+/// Returns OpenAI's word for why an answer of a chat ended.
+fn chat_reason(reader: &Reader, reason: Option<FinishReason>) -> &'static str {
+    match reader.waits_for_tools(reason) {
+        true => "tool_calls",
+        false => finish_reason(reason),
+    }
 }
 
-/// What a delta adds to a message.
-enum Piece {
-    Reasoning(String),
-    Content(String),
-    Call {
-        index: usize,
-        /// Id and name, with the first part.
-        head: Option<(String, String)>,
-        arguments: String,
-    },
-}
-
-impl Answer {
-    pub(super) fn new(parser: AnswerParser, one_call: bool) -> Answer {
-        Answer {
-            parser,
-            one_call,
-            ids: Vec::new(),
-            n_complete: 0,
-        }
-    }
-
-    fn push(&mut self, text: &str) -> Vec<Piece> {
-        let deltas = self.parser.push(text);
-        self.pieces(deltas)
-    }
-
-    fn finish(&mut self) -> Vec<Piece> {
-        let deltas = self.parser.finish();
-        self.pieces(deltas)
-    }
-
-    fn pieces(&mut self, deltas: Vec<Delta>) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        for delta in deltas {
-            // Calls after the first one are left out.
-            let is_late = |index: usize| self.one_call && index > 0;
-            match delta {
-                Delta::Reasoning(text) => pieces.push(Piece::Reasoning(text)),
-                Delta::Content(text) | Delta::Unfinished(text) => pieces.push(Piece::Content(text)),
-                Delta::Call(call) if !is_late(call.index) => {
-                    let head = call.name.map(|name| {
-                        let random = rocmforge::parts::random_seed();
-                        let id = call.id.unwrap_or_else(|| format!("call_{random:08x}"));
-                        self.ids.push(id.clone());
-                        (id, name)
-                    });
-                    pieces.push(Piece::Call {
-                        index: call.index,
-                        head,
-                        arguments: call.arguments,
-                    });
-                }
-                Delta::CallEnd { index, complete } if !is_late(index) => {
-                    self.n_complete += usize::from(complete);
-                }
-                Delta::Call(_) | Delta::CallEnd { .. } => {}
-            }
-        }
-        pieces
-    }
-
-    fn is_over(&self) -> bool {
-        self.one_call && self.n_complete > 0
-    }
-
-    fn reason(&self, reason: Option<FinishReason>) -> &'static str {
-        match finish_reason(reason) {
-            "stop" if self.n_complete > 0 => "tool_calls",
-            word => word,
-        }
-    }
-
-    /// Returns the choice of a whole answer.
-    pub(super) fn whole(
-        mut self,
-        index: usize,
-        tokenizer: &Tokenizer,
-        whole: Whole,
-        with_logprobs: bool,
-    ) -> Value {
-        let mut pieces = self.push(&whole.text);
-        pieces.extend(self.finish());
-        let (mut content, mut reasoning) = (None::<String>, None::<String>);
-        let mut calls: Vec<Value> = Vec::new();
-        let mut arguments: Vec<String> = Vec::new();
-        for piece in pieces {
-            match piece {
-                Piece::Reasoning(text) => reasoning.get_or_insert_default().push_str(&text),
-                Piece::Content(text) => content.get_or_insert_default().push_str(&text),
-                Piece::Call {
-                    head,
-                    arguments: part,
-                    ..
-                } => {
-                    if let Some((id, name)) = head {
-                        calls.push(
-                            json!({"id": id, "type": "function", "function": {"name": name}}),
-                        );
-                        arguments.push(String::new());
-                    }
-                    if let Some(arguments) = arguments.last_mut() {
-                        arguments.push_str(&part);
-                    }
-                }
-            }
-        }
-        for (call, arguments) in calls.iter_mut().zip(arguments) {
-            call["function"]["arguments"] = arguments.into();
-        }
-        // A message of calls alone has no content.
-        let content = match (content, calls.is_empty()) {
-            (None, false) => Value::Null,
-            (content, _) => content.unwrap_or_default().into(),
-        };
-        let mut message = json!({ "role": "assistant", "content": content });
-        if let Some(reasoning) = reasoning {
-            message["reasoning_content"] = reasoning.into();
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = calls.into();
-        }
-        let logprobs = match with_logprobs {
-            true => logprobs::of_chat(tokenizer, &whole.tokens),
-            false => Value::Null,
-        };
-        json!({
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": self.reason(whole.reason),
+/// Returns the choice of a whole answer.
+pub(super) fn choice(
+    index: usize,
+    mut reader: Reader,
+    tokenizer: &Tokenizer,
+    whole: Whole,
+    with_logprobs: bool,
+) -> Value {
+    let Parts {
+        reasoning,
+        content,
+        calls,
+    } = reader.read(&whole.text);
+    let calls: Vec<Value> = calls
+        .into_iter()
+        .map(|call| {
+            let function = json!({ "name": call.name, "arguments": call.arguments });
+            json!({ "id": call.id, "type": "function", "function": function })
         })
+        .collect();
+    // A message of calls alone has no content.
+    let content = match (content, calls.is_empty()) {
+        (None, false) => Value::Null,
+        (content, _) => content.unwrap_or_default().into(),
+    };
+    let mut message = json!({ "role": "assistant", "content": content });
+    if let Some(reasoning) = reasoning {
+        message["reasoning_content"] = reasoning.into();
     }
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    let logprobs = match with_logprobs {
+        true => logprobs::of_chat(tokenizer, &whole.tokens),
+        false => Value::Null,
+    };
+    json!({
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": chat_reason(&reader, whole.reason),
+    })
 }
 
 /// The chunks of a stream.
 pub(super) struct ChatEvents {
     head: Value,
     model: Arc<Served>,
-    answers: Vec<Answer>,
+    answers: Vec<Reader>,
     with_logprobs: bool,
     include_usage: bool,
 }
@@ -183,7 +91,7 @@ impl ChatEvents {
     pub(super) fn new(
         head: Value,
         model: Arc<Served>,
-        answers: Vec<Answer>,
+        answers: Vec<Reader>,
         with_logprobs: bool,
         include_usage: bool,
     ) -> ChatEvents {
@@ -247,7 +155,7 @@ impl ChatEvents {
     fn finished(&mut self, index: usize, reason: Option<FinishReason>, out: &mut Out) {
         let pieces = self.answers[index].finish();
         self.pieces(index, pieces, Value::Null, out);
-        let reason = self.answers[index].reason(reason);
+        let reason = chat_reason(&self.answers[index], reason);
         out.data(&self.chunk(index, Map::new(), Value::Null, reason.into()));
     }
 }

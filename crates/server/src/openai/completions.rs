@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::chat_events::{finish_reason, object};
-use super::generation::{Form, Generation, refuse_constraints};
+use super::generation::{Form, Generation};
 use super::logprobs::CompletionLogprobs;
 use super::usage::{Timings, usage};
 use crate::app::{App, Body};
@@ -25,6 +25,7 @@ use crate::http::fields::Fields;
 use crate::http::stream::{Encoder, Out, events};
 use crate::serving::choices::{Choices, Totals, Update, Whole};
 use crate::serving::model::Served;
+use crate::serving::structured::source;
 
 /// The best tokens that log-probabilities may have, at most.
 const MAX_LOGPROBS: usize = 20;
@@ -59,23 +60,29 @@ pub(crate) async fn create(
     }
     fields.refuse("suffix", &[json!("")])?;
     fields.refuse("best_of", &[json!(1), json!(generation.n)])?;
-    refuse_constraints(&mut fields)?;
+    let structure = source(&mut fields)?;
     let prompts = prompts(&mut fields, &generation, &app.limits)?;
     let ignored = fields.unread();
     let of_model = Arc::clone(&model);
-    let prompts = app
+    let (prompts, grammar) = app
         .workers
-        .run(move || Ok(tokens(prompts, &of_model.tokenizer)))
+        .run(move || {
+            Ok((
+                tokens(prompts, &of_model.tokenizer),
+                of_model.grammar(structure)?,
+            ))
+        })
         .await?;
     let form = Form {
         special_text: SpecialText::Hide,
         leading_space: LeadingSpace::Keep,
         logprobs,
+        grammar,
     };
     let mut answers = Vec::new();
     let mut groups = Vec::new();
     for prompt in prompts {
-        let mut requests = generation.requests(prompt.clone(), form);
+        let mut requests = generation.requests(&prompt, &form);
         if let (true, Some(top)) = (echo, logprobs) {
             let scores = PromptOutput::Scores { from: 1, top };
             requests

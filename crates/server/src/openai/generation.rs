@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge::parts::random_seed;
-use rocmforge_engine::Request;
+use rocmforge_engine::{Constraint, Request};
 use rocmforge_gguf::TokenId;
+use rocmforge_grammar::Grammar;
 use rocmforge_plan::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::config::Limits;
 use crate::http::auth::Caller;
@@ -85,8 +86,14 @@ impl Generation {
         })
     }
 
+    /// Returns the stop strings, in the order in which [`StopCause`](rocmforge_engine::StopCause) counts them.
+    pub(crate) fn stops(&self) -> &[String] {
+        &self.stop
+    }
+
     /// Returns the requests for the answers to a prompt. Their seeds differ.
-    pub(crate) fn requests(&self, prompt: Vec<TokenId>, form: Form) -> Vec<Request> {
+    pub(crate) fn requests(&self, prompt: &[TokenId], form: &Form) -> Vec<Request> {
+        let constraint = |grammar: &Grammar| Box::new(grammar.start()) as Box<dyn Constraint>;
         let request = |i: usize| Request {
             sampling: Arc::new(SamplingParams {
                 seed: self.sampling.seed.wrapping_add(i as u64),
@@ -102,19 +109,22 @@ impl Generation {
             special_text: form.special_text,
             leading_space: form.leading_space,
             logprobs: form.logprobs,
-            ..Request::greedy(prompt.clone(), self.max_tokens.unwrap_or(usize::MAX))
+            constraint: form.grammar.as_ref().map(constraint),
+            ..Request::greedy(prompt.to_vec(), self.max_tokens.unwrap_or(usize::MAX))
         };
         (0..self.n).map(request).collect()
     }
 }
 
 /// The form of an answer's text.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Form {
     pub(crate) special_text: SpecialText,
     pub(crate) leading_space: LeadingSpace,
     /// Whether log-probabilities are returned, and of how many of the best tokens.
     pub(crate) logprobs: Option<usize>,
+    /// What the text must be.
+    pub(crate) grammar: Option<Grammar>,
 }
 
 fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {
@@ -259,21 +269,4 @@ fn biases(fields: &mut Fields, limits: &Limits) -> Result<Vec<(TokenId, f32)>, A
         )),
         false => Ok(biases),
     }
-}
-
-/// Refuses the fields for structured output that need what this server does not have.
-pub(crate) fn refuse_constraints(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse("response_format", &[json!({"type": "text"})])?;
-    for name in [
-        "grammar",
-        "json_schema",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-    ] {
-        fields.refuse(name, &[])?;
-    }
-    Ok(())
 }

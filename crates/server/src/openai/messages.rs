@@ -88,7 +88,7 @@ fn part(part: Value) -> Result<String, String> {
     let text = match field("type") {
         Some("text" | "input_text" | "output_text") => field("text"),
         Some("refusal") => field("refusal"),
-        Some("image_url" | "input_audio" | "file" | "video_url") => {
+        Some("image_url" | "input_image" | "input_audio" | "file" | "input_file" | "video_url") => {
             return Err(
                 "content: this server reads text only; leave images, sound and files out".into(),
             );

@@ -6,14 +6,15 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod generation;
 mod logprobs;
-mod messages;
+pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod responses;
 mod usage;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 
 use crate::app::App;
 
@@ -22,6 +23,8 @@ pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", delete(responses::delete))
         .route("/v1/embeddings", post(embeddings::embed))
         .route("/v1/rerank", post(embeddings::rerank))
         .route("/v1/models", get(models::list))

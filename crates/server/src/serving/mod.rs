@@ -3,4 +3,6 @@
 pub(crate) mod choices;
 pub(crate) mod lifecycle;
 pub(crate) mod model;
+pub(crate) mod reader;
+pub(crate) mod structured;
 pub(crate) mod workers;

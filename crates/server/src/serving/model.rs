@@ -11,6 +11,7 @@ use rocmforge_text::chat_template::ChatTemplate;
 use rocmforge_text::tokenizer::Tokenizer;
 
 use crate::observe::metrics::ModelMetrics;
+use crate::serving::structured::Grammars;
 
 /// A model for the server: a running engine and what its file says about text.
 pub struct Model {
@@ -35,6 +36,7 @@ pub(crate) struct Served {
     pub(crate) embedding: Option<Embedding>,
     /// How it writes reasoning and calls of tools.
     pub(crate) format: Format,
+    pub(crate) grammars: Grammars,
     /// When it was loaded, in seconds since 1970.
     pub(crate) created: u64,
     pub(crate) metrics: ModelMetrics,
@@ -59,6 +61,7 @@ impl Served {
             gguf,
             embedding,
             format,
+            grammars: Grammars::default(),
             created: unix_seconds(),
             metrics,
         }

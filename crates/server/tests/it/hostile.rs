@@ -41,6 +41,7 @@ fn wrong_fields_are_named() {
         ("tools", json!({})),
         ("tools", json!([1])),
         ("tools", json!([{"type": "retrieval"}])),
+        ("tool_choice", json!("sometimes")),
         ("tool_choice", json!("required")),
         ("response_format", json!({"type": "xml"})),
         ("samplers", json!(["best"])),

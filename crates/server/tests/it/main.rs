@@ -1,5 +1,6 @@
 //! The server over real connections, with forge-mini on the CPU.
 
+mod anthropic;
 mod chat;
 mod client;
 mod completions;
@@ -8,3 +9,6 @@ mod hostile;
 mod keys;
 mod lifecycle;
 mod load;
+mod page;
+mod responses;
+mod structured;

@@ -104,6 +104,7 @@ fn wanted_row(random: &mut Random, n_vocab: usize) -> WantedRow {
         dry: None,
         mu: None,
         logprobs: None,
+        mask: None,
     }
 }
 
@@ -202,6 +203,7 @@ fn splits_mixed_rows_between_device_and_host() {
             dry: None,
             mu: None,
             logprobs,
+            mask: None,
         })
     };
     let penalties = SamplingParams {

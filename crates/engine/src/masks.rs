@@ -1,0 +1,120 @@
+//! Computes the masks of constrained sequences on threads of their own, while the device runs the steps that need them.
+
+use std::num::NonZero;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::{Constraint, ConstraintError, Progress, TokenMask};
+
+/// At most this many threads compute masks.
+const MAX_THREADS: usize = 8;
+/// Stack of a thread. Parsers recurse.
+const STACK_BYTES: usize = 8 << 20;
+
+/// The constraint of a sequence.
+#[derive(Debug)]
+pub(crate) struct Constrained {
+    state: Arc<Mutex<Box<dyn Constraint>>>,
+    /// What may come next. It depends only on the tokens so far, so it outlives lost steps and preemption.
+    mask: Arc<TokenMask>,
+}
+
+impl Constrained {
+    pub(crate) fn new(constraint: Box<dyn Constraint>) -> Constrained {
+        Constrained {
+            state: Arc::new(Mutex::new(constraint)),
+            mask: Arc::default(),
+        }
+    }
+
+    /// Returns the mask of the next token.
+    pub(crate) fn mask(&self) -> Arc<TokenMask> {
+        Arc::clone(&self.mask)
+    }
+
+    /// Takes the next token. Its mask was used, so no thread holds the state for long.
+    pub(crate) fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError> {
+        let state = self.state.lock();
+        state.unwrap_or_else(PoisonError::into_inner).accept(token)
+    }
+}
+
+/// A mask to compute. If it is dropped before, its readers get an error.
+struct Job {
+    state: Arc<Mutex<Box<dyn Constraint>>>,
+    mask: Arc<TokenMask>,
+    n_words: usize,
+}
+
+impl Job {
+    fn run(self) {
+        let mut words = vec![0; self.n_words];
+        let state = self.state.lock();
+        let computed = state
+            .unwrap_or_else(PoisonError::into_inner)
+            .mask(&mut words);
+        self.mask.set(computed.map(|()| words));
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let gone = ConstraintError("its mask was not computed".into());
+        self.mask.set(Err(gone));
+    }
+}
+
+/// The threads that compute masks. They start with the first mask.
+pub(crate) struct Masks {
+    jobs: Option<mpsc::Sender<Job>>,
+    n_words: usize,
+}
+
+impl Masks {
+    pub(crate) fn new(n_vocab: usize) -> Masks {
+        Masks {
+            jobs: None,
+            n_words: n_vocab.div_ceil(32),
+        }
+    }
+
+    /// Begins to compute the mask of the sequence's next token.
+    pub(crate) fn begin(&mut self, constrained: &mut Constrained) {
+        constrained.mask = Arc::default();
+        let job = Job {
+            state: Arc::clone(&constrained.state),
+            mask: constrained.mask(),
+            n_words: self.n_words,
+        };
+        let jobs = self.jobs.get_or_insert_with(start);
+        // Without a thread, the job comes back and is dropped.
+        drop(jobs.send(job));
+    }
+}
+
+/// Starts the threads. They end when the sender is dropped.
+fn start() -> mpsc::Sender<Job> {
+    let (jobs, inbox) = mpsc::channel::<Job>();
+    let inbox = Arc::new(Mutex::new(inbox));
+    let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
+    for _ in 0..n_threads.min(MAX_THREADS) {
+        let inbox = Arc::clone(&inbox);
+        let next = move || {
+            let inbox = inbox.lock();
+            inbox.unwrap_or_else(PoisonError::into_inner).recv()
+        };
+        let thread = thread::Builder::new()
+            .name("rocmforge-mask".into())
+            .stack_size(STACK_BYTES);
+        // Fewer threads than asked for are enough.
+        drop(thread.spawn(move || {
+            while let Ok(job) = next() {
+                // A panic ends the request of the job alone.
+                drop(catch_unwind(AssertUnwindSafe(|| job.run())));
+            }
+        }));
+    }
+    jobs
+}

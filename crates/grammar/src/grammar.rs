@@ -1,0 +1,109 @@
+//! Compiles sources.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use llguidance::Matcher;
+
+use crate::error::{GrammarError, told};
+use crate::limits::{COMPILE_TIME, COMPILER_STACK_BYTES, MAX_OVERDUE};
+use crate::source::Source;
+use crate::state::State;
+use crate::vocabulary::Vocabulary;
+
+/// What an answer must be, compiled for a vocabulary. Clones share it.
+#[derive(Clone)]
+pub struct Grammar {
+    vocabulary: Arc<Vocabulary>,
+    /// The state of a new sequence.
+    first: Arc<Mutex<Matcher>>,
+}
+
+impl Grammar {
+    /// Compiles `source`. Takes milliseconds for usual sources and at most 5 seconds.
+    ///
+    /// # Errors
+    /// The source is invalid, uses what is not supported, allows no text, or reaches a limit.
+    pub fn compile(vocabulary: &Arc<Vocabulary>, source: &Source) -> Result<Grammar, GrammarError> {
+        let first = within_time(source.what(), {
+            let (vocabulary, source) = (Arc::clone(vocabulary), source.clone());
+            move || first_state(&vocabulary, &source)
+        })?;
+        Ok(Grammar {
+            vocabulary: Arc::clone(vocabulary),
+            first: Arc::new(Mutex::new(first)),
+        })
+    }
+
+    /// Returns the state before the first token of a sequence.
+    pub fn start(&self) -> State {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        State::new(first.deep_clone(), Arc::clone(&self.vocabulary))
+    }
+}
+
+fn first_state(vocabulary: &Vocabulary, source: &Source) -> Result<Matcher, GrammarError> {
+    let refused = |message: String| refused(source.what(), &message);
+    let parser = vocabulary.factory.create_parser(source.grammar()?);
+    let parser = parser.map_err(|error| refused(told(&error)))?;
+    let mut matcher = Matcher::new(Ok(parser));
+    // Finds out here whether any text is possible.
+    let mask = matcher.compute_mask_or_eos();
+    mask.map_err(|error| refused(told(&error)))?;
+    Ok(matcher)
+}
+
+/// Sources that were refused for their time and are still compiling.
+static OVERDUE: AtomicUsize = AtomicUsize::new(0);
+
+/// Runs `compile` on a thread of its own: parsers of schemas and expressions recurse, and a thread can be left alone.
+fn within_time<T: Send + 'static>(
+    what: &'static str,
+    compile: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
+) -> Result<T, GrammarError> {
+    if OVERDUE.load(Ordering::Relaxed) >= MAX_OVERDUE {
+        return Err(GrammarError::Busy);
+    }
+    let (to, result) = mpsc::sync_channel(0);
+    let thread = std::thread::Builder::new()
+        .name("rocmforge-grammar".into())
+        .stack_size(COMPILER_STACK_BYTES);
+    let work = move || {
+        // Nobody receives the result of an overdue one.
+        if to.send(compile()).is_err() {
+            OVERDUE.fetch_sub(1, Ordering::Relaxed);
+        }
+    };
+    let thread = thread.spawn(work).map_err(GrammarError::Thread)?;
+    match result.recv_timeout(COMPILE_TIME) {
+        Ok(compiled) => compiled,
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            OVERDUE.fetch_add(1, Ordering::Relaxed);
+            drop(result);
+            Err(GrammarError::TooSlow { what })
+        }
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            drop(thread.join());
+            Err(refused(what, "it causes an internal error"))
+        }
+    }
+}
+
+/// Turns llguidance's message into an error.
+fn refused(what: &'static str, message: &str) -> GrammarError {
+    if let Some((_, list)) = message.split_once("Unimplemented keys: ") {
+        let list = list.split(']').next().unwrap_or(list);
+        let keywords = list.trim_start_matches('[').replace('"', "");
+        return GrammarError::Keyword { keywords };
+    }
+    if message.contains("Only absolute $ref's")
+        && let Some((_, reference)) = message.split_once("; ref '")
+    {
+        let reference = reference.split('\'').next().unwrap_or(reference).into();
+        return GrammarError::Reference { reference };
+    }
+    GrammarError::Invalid {
+        what,
+        message: message.into(),
+    }
+}

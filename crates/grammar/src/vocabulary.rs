@@ -1,0 +1,73 @@
+//! The bytes of a model's tokens, as a trie.
+
+use std::sync::Arc;
+
+use llguidance::toktrie::{
+    ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie,
+};
+use llguidance::{ParserFactory, panic_utils};
+use rocmforge_gguf::TokenId;
+use rocmforge_text::tokenizer::{TokenKind, Tokenizer};
+
+use crate::error::{GrammarError, told};
+use crate::limits::{self, MAX_TOKEN_BYTES};
+
+/// The tokens of a model, prepared for grammars. Takes about a second for 128,000 tokens; do it once for each model and
+/// share it.
+pub struct Vocabulary {
+    pub(crate) factory: ParserFactory,
+    /// The tokens that are text, bit `id % 32` of word `id / 32`.
+    pub(crate) text: Vec<u32>,
+    /// The tokens that end the generation.
+    pub(crate) ends: Vec<TokenId>,
+}
+
+impl Vocabulary {
+    /// Prepares the tokens of `tokenizer`.
+    ///
+    /// # Errors
+    /// [`GrammarError::Vocabulary`] if there are too many bytes.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Arc<Vocabulary>, GrammarError> {
+        let n_vocab = tokenizer.n_vocab();
+        let mut text = vec![0; n_vocab.div_ceil(32)];
+        let mut words = Vec::with_capacity(n_vocab);
+        for id in 0..n_vocab as TokenId {
+            let bytes = match tokenizer.token_kind(id) {
+                Some(TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte)
+                    if !tokenizer.is_eog(id) =>
+                {
+                    tokenizer.token_bytes(id)
+                }
+                _ => &[],
+            };
+            let is_text = (1..=MAX_TOKEN_BYTES).contains(&bytes.len());
+            text[id as usize / 32] |= u32::from(is_text) << (id % 32);
+            // llguidance skips tokens without bytes.
+            words.push(if is_text { bytes.to_vec() } else { Vec::new() });
+        }
+        let ends = tokenizer.eog_ids().to_vec();
+        let prepared = panic_utils::catch_unwind(|| {
+            let first_end = ends.first().copied().unwrap_or(INVALID_TOKEN);
+            let trie = TokTrie::from(&TokRxInfo::new(n_vocab as u32, first_end), &words);
+            let trie = match ends.is_empty() {
+                true => trie,
+                false => trie.with_eos_tokens(&ends),
+            };
+            // Tokens that are forced would be those of a greedy tokenizer, so none are.
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let slices = llguidance::earley::SlicedBiasComputer::json_slices();
+            let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)?;
+            factory.quiet();
+            *factory.limits_mut() = limits::parser();
+            Ok(factory)
+        });
+        let factory = prepared.map_err(|error| GrammarError::Vocabulary {
+            message: told(&error),
+        })?;
+        Ok(Arc::new(Vocabulary {
+            factory,
+            text,
+            ends,
+        }))
+    }
+}

@@ -1,0 +1,8 @@
+//! Grammars over the vocabularies of forge-mini and of released models.
+
+mod common;
+mod gbnf;
+mod hostile;
+mod json;
+mod tokens;
+mod walks;

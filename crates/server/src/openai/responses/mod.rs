@@ -1,0 +1,211 @@
+//! `POST /v1/responses`: OpenAI's newer form of a conversation, of items in and items out.
+
+mod events;
+mod input;
+mod output;
+mod store;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use rocmforge_grammar::Source;
+use serde_json::{Map, Value, json};
+
+use super::chat::{Chat, named};
+use super::generation::Generation;
+use super::messages::{check_tools, for_template};
+use crate::app::{App, Body};
+use crate::http::auth::Caller;
+use crate::http::error::ApiError;
+use crate::http::fields::Fields;
+use crate::http::stream::events as stream;
+use crate::serving::choices::Choices;
+use crate::serving::model::unix_seconds;
+use crate::serving::reader::Calls;
+use crate::serving::structured::{Forced, of_format};
+
+use events::ResponseEvents;
+use output::Response as Answered;
+pub(crate) use store::Store;
+
+/// What `previous_response_id` continues, and what of a response is kept for it.
+#[derive(Clone)]
+struct Kept {
+    store: bool,
+    owner: Option<String>,
+    /// Items of the conversation up to the answer.
+    items: Vec<Value>,
+}
+
+/// `POST /v1/responses`
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Body(mut fields): Body,
+) -> Result<Response, ApiError> {
+    let ticket = app.admit(&caller)?;
+    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let mut kept = Kept {
+        store: fields.take("store")?.unwrap_or(false),
+        owner: caller.0.as_ref().map(|key| key.name.clone()),
+        items: Vec::new(),
+    };
+    let previous: Option<String> = fields.take("previous_response_id")?;
+    if let Some(id) = &previous {
+        kept.items = app.responses.items(id, kept.owner.as_deref()).ok_or_else(|| {
+            let error = ApiError::field(
+                "previous_response_id",
+                "there is no such response; only those with store set to true are kept, and not for ever",
+            );
+            ApiError {
+                status: StatusCode::NOT_FOUND,
+                ..error
+            }
+        })?;
+    }
+    fields.rename("max_output_tokens", "max_tokens");
+    fields.refuse("n", &[json!(1)])?;
+    fields.refuse("background", &[json!(false)])?;
+    let generation = Generation::read(&mut fields, &caller, &app.limits)?;
+    let Asked {
+        chat,
+        structure,
+        calls,
+        echo,
+    } = read(&mut fields, &app, &mut kept)?;
+    let ignored = fields.unread();
+    let prompt = chat.prompt(&app, &model, structure, calls).await?;
+    let reader = prompt.reader();
+    let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
+    let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
+    let id = app.new_id("resp");
+    let mut head = json!({
+        "id": id,
+        "object": "response",
+        "created_at": unix_seconds(),
+        "model": model.name,
+        "max_output_tokens": generation.max_tokens,
+        "previous_response_id": previous,
+        "store": kept.store,
+        "truncation": "disabled",
+        "error": null,
+        "metadata": {},
+    });
+    head.as_object_mut().expect("it is an object").extend(echo);
+    let answered = Answered::new(head, id, reader);
+    let mut response = match generation.stream {
+        true => {
+            let encoder = ResponseEvents::new(answered, Arc::clone(&app), kept);
+            stream(choices, encoder, &app.lifecycle, app.limits.ping_interval)
+        }
+        false => {
+            let (mut wholes, totals) = app.unless_aborted(choices.whole()).await?;
+            let whole = wholes.pop().unwrap_or_default();
+            let body = answered.whole(&whole, &totals);
+            app.responses.keep(&kept, &body);
+            Json(body).into_response()
+        }
+    };
+    app.tell_ignored(&mut response, ignored);
+    Ok(response)
+}
+
+/// `DELETE /v1/responses/{id}`
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let owner = caller.0.as_ref().map(|key| key.name.as_str());
+    match app.responses.remove(&id, owner) {
+        true => Ok(Json(
+            json!({ "id": id, "object": "response", "deleted": true }),
+        )),
+        false => Err(ApiError::new(
+            StatusCode::NOT_FOUND,
+            "there is no such response",
+        )),
+    }
+}
+
+/// What a response is to answer.
+struct Asked {
+    chat: Chat,
+    structure: Option<Source>,
+    calls: Calls,
+    /// Fields that the response repeats.
+    echo: Map<String, Value>,
+}
+
+/// Reads the conversation.
+fn read(fields: &mut Fields, app: &App, kept: &mut Kept) -> Result<Asked, ApiError> {
+    let instructions: Option<String> = fields.take("instructions")?;
+    kept.items.extend(input::items(fields.need("input")?)?);
+    let mut messages = input::messages(&kept.items)?;
+    if let Some(text) = &instructions {
+        messages.insert(0, json!({ "role": "system", "content": text }));
+    }
+    let messages = for_template(messages, &app.limits)?;
+    let given: Vec<Value> = fields.take("tools")?.unwrap_or_default();
+    let mut tools = input::tools(&given)?;
+    check_tools(&tools, &app.limits)?;
+    let choice = fields
+        .take::<Value>("tool_choice")?
+        .unwrap_or("auto".into());
+    let forced = match choice.as_str() {
+        Some("auto") => None,
+        Some("none") => {
+            tools.clear();
+            None
+        }
+        Some("required") => Some(Forced::Any),
+        _ => Some(named(&choice)?),
+    };
+    let parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
+    let text: Map<String, Value> = fields.take("text")?.unwrap_or_default();
+    let format = text.get("format").and_then(Value::as_object);
+    let structure = format.map(|format| of_format(format, "text"));
+    let structure = structure.transpose()?.flatten();
+    let format = format.map_or_else(|| json!({ "type": "text" }), |format| json!(format));
+    let mut variables: Map<String, Value> =
+        fields.take("chat_template_kwargs")?.unwrap_or_default();
+    let reasoning: Map<String, Value> = fields.take("reasoning")?.unwrap_or_default();
+    let effort = reasoning.get("effort").and_then(Value::as_str);
+    if let Some(effort) = effort {
+        variables
+            .entry("enable_thinking")
+            .or_insert((effort != "none").into());
+        variables.entry("reasoning_effort").or_insert(effort.into());
+    }
+    let echo = json!({
+        "instructions": instructions,
+        "tools": given,
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+        "text": { "format": format },
+        "reasoning": { "effort": effort, "summary": null },
+    });
+    let Value::Object(echo) = echo else {
+        unreachable!("it was written as an object")
+    };
+    let chat = Chat {
+        messages,
+        tools,
+        variables,
+        continues: false,
+        forced,
+    };
+    let calls = match parallel {
+        true => Calls::Any,
+        false => Calls::One,
+    };
+    Ok(Asked {
+        chat,
+        structure,
+        calls,
+        echo,
+    })
+}
