@@ -22,7 +22,7 @@ use crate::serving::choices::Ticket;
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::{Model, Served};
 use crate::serving::workers::Workers;
-use crate::{anthropic, llama, openai, page};
+use crate::{anthropic, llama, ollama, openai, page};
 
 /// Fields of a request that the server does not know.
 const IGNORED: &str = "x-ignored-fields";
@@ -136,6 +136,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     let infer = openai::routes()
         .merge(anthropic::routes())
         .merge(llama::routes())
+        .merge(ollama::routes())
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::infer));
     let metrics = Router::new()
         .route("/metrics", get(metrics))

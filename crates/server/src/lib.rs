@@ -14,6 +14,7 @@ mod http;
 mod llama;
 pub mod load;
 mod observe;
+mod ollama;
 mod openai;
 mod page;
 mod run;

@@ -55,11 +55,3 @@ impl IntoResponse for AnthropicError {
         Response::from_parts(parts, body.into())
     }
 }
-
-/// Puts an error of a route of this API into its form.
-pub(crate) fn respond(path: &str, error: ApiError) -> Response {
-    match path.starts_with("/v1/messages") {
-        true => AnthropicError(error).into_response(),
-        false => error.into_response(),
-    }
-}

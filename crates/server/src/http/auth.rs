@@ -10,8 +10,9 @@ use axum::response::{IntoResponse as _, Response};
 
 use super::error::ApiError;
 use super::keys::{Key, Scope};
-use crate::anthropic;
+use crate::anthropic::AnthropicError;
 use crate::app::App;
+use crate::ollama::OllamaError;
 
 /// The header with the id of a request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -64,7 +65,16 @@ async fn with_scope(
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
-        Err(error) => anthropic::respond(request.uri().path(), error),
+        Err(error) => in_form_of(request.uri().path(), error),
+    }
+}
+
+/// Returns an error in the form that the clients of a route read.
+fn in_form_of(path: &str, error: ApiError) -> Response {
+    match path {
+        path if path.starts_with("/v1/messages") => AnthropicError::from(error).into_response(),
+        path if path.starts_with("/api/") => OllamaError::from(error).into_response(),
+        _ => error.into_response(),
     }
 }
 

@@ -17,6 +17,10 @@ const MAX_NAME_BYTES: usize = 48;
 pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
+    pub(crate) fn new(map: Map<String, Value>) -> Fields {
+        Fields(map)
+    }
+
     /// Parses a body.
     ///
     /// # Errors

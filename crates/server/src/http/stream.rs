@@ -34,6 +34,12 @@ impl Out {
         self.data(value);
     }
 
+    /// Adds a line of JSON.
+    pub(crate) fn line(&mut self, value: &impl Serialize) {
+        self.json(value);
+        self.0.push(b'\n');
+    }
+
     /// Adds the mark that OpenAI's streams end with.
     pub(crate) fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
@@ -51,6 +57,10 @@ impl Out {
 
 /// Writes updates in the form of a route.
 pub(crate) trait Encoder: Send + 'static {
+    const CONTENT_TYPE: &'static str = "text/event-stream";
+    /// What is sent while there is nothing to send; empty for nothing.
+    const PING: &'static [u8] = b": ping\n\n";
+
     /// The first events, before the engine has computed anything.
     fn begin(&mut self, out: &mut Out);
 
@@ -103,7 +113,7 @@ pub(crate) fn events<E: Encoder>(
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream"),
+        HeaderValue::from_static(E::CONTENT_TYPE),
     );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx would hold the events back.
@@ -140,7 +150,7 @@ impl<E: Encoder> Pump<E> {
                         self.step = Step::Over;
                     }
                 },
-                _ = self.ping.tick() => out.0.extend_from_slice(b": ping\n\n"),
+                _ = self.ping.tick() => out.0.extend_from_slice(E::PING),
             }
         }
         self.ping.reset();

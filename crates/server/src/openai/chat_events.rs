@@ -19,7 +19,7 @@ pub(super) fn object(id: &str, kind: &str, model: &str) -> Value {
 }
 
 /// Returns OpenAI's word for why an answer ended.
-pub(super) fn finish_reason(reason: Option<FinishReason>) -> &'static str {
+pub(crate) fn finish_reason(reason: Option<FinishReason>) -> &'static str {
     match reason {
         Some(FinishReason::Length | FinishReason::Context | FinishReason::Deadline) => "length",
         _ => "stop",

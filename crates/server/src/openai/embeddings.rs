@@ -21,19 +21,42 @@ use crate::serving::model::Served;
 /// Texts of one request, at most.
 const MAX_TEXTS: usize = 2048;
 
+/// Texts, as text or as token ids.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Input {
+pub(crate) enum Input {
     Text(String),
     Texts(Vec<String>),
     Ids(Vec<TokenId>),
     ManyIds(Vec<Vec<TokenId>>),
 }
 
+impl Input {
+    /// Reads the field `input`.
+    ///
+    /// # Errors
+    /// It is missing or has another type.
+    pub(crate) fn read(fields: &mut Fields) -> Result<Input, ApiError> {
+        let wrong = |_| ApiError::field("input", "use a text, token ids, or a list of either");
+        serde_json::from_value(fields.need("input")?).map_err(wrong)
+    }
+
+    /// Returns the tokens of each text.
+    pub(crate) fn tokens(self, model: &Served) -> Vec<Vec<TokenId>> {
+        let encode = |text: &String| text_tokens(&model.tokenizer, text.as_bytes());
+        match self {
+            Input::Text(text) => vec![encode(&text)],
+            Input::Texts(texts) => texts.iter().map(encode).collect(),
+            Input::Ids(ids) => vec![ids],
+            Input::ManyIds(ids) => ids,
+        }
+    }
+}
+
 /// The result of texts: a vector each, and the tokens of all.
-struct Vectors {
-    values: Vec<Vec<f32>>,
-    n_tokens: usize,
+pub(crate) struct Vectors {
+    pub(crate) values: Vec<Vec<f32>>,
+    pub(crate) n_tokens: usize,
 }
 
 /// `POST /v1/embeddings`
@@ -44,8 +67,7 @@ pub(crate) async fn embed(
 ) -> Result<Json<Value>, ApiError> {
     let ticket = app.admit(&caller)?;
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
-    let wrong = |_| ApiError::field("input", "use a text, token ids, or a list of either");
-    let input: Input = serde_json::from_value(fields.need("input")?).map_err(wrong)?;
+    let input = Input::read(&mut fields)?;
     let format: Option<String> = fields.take("encoding_format")?;
     let in_base64 = match format.as_deref() {
         None | Some("float") => false,
@@ -54,22 +76,7 @@ pub(crate) async fn embed(
     };
     fields.refuse("dimensions", &[])?;
     let name = model.name.clone();
-    let vectors = vectors(
-        &app,
-        model,
-        ticket,
-        |_| true,
-        move |model| match input {
-            Input::Text(text) => vec![text_tokens(&model.tokenizer, text.as_bytes())],
-            Input::Texts(texts) => texts
-                .iter()
-                .map(|text| text_tokens(&model.tokenizer, text.as_bytes()))
-                .collect(),
-            Input::Ids(ids) => vec![ids],
-            Input::ManyIds(ids) => ids,
-        },
-    )
-    .await?;
+    let vectors = vectors(&app, model, ticket, |_| true, |model| input.tokens(model)).await?;
     let data = vectors.values.iter().enumerate().map(|(index, values)| {
         let embedding = match in_base64 {
             true => packed(values).into(),
@@ -143,7 +150,7 @@ fn documents(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 }
 
 /// Computes the texts that `tokens` returns. `suits` says whether the model has what the route returns.
-async fn vectors(
+pub(crate) async fn vectors(
     app: &App,
     model: Arc<Served>,
     ticket: Ticket,

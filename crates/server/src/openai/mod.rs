@@ -1,7 +1,7 @@
 //! OpenAI's API.
 
 pub(crate) mod chat;
-mod chat_events;
+pub(crate) mod chat_events;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod generation;

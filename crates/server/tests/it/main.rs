@@ -9,6 +9,7 @@ mod hostile;
 mod keys;
 mod lifecycle;
 mod load;
+mod ollama;
 mod page;
 mod responses;
 mod structured;

@@ -1,0 +1,226 @@
+//! `POST /api/chat` and `/api/generate`
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use rocmforge::parts::{Bos, encode_prompt};
+use rocmforge_grammar::Source;
+use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
+use serde_json::{Map, Value, json};
+
+use super::OllamaError;
+use super::events::{Lines, Shape};
+use super::models::named;
+use crate::app::{App, Body};
+use crate::http::auth::Caller;
+use crate::http::error::ApiError;
+use crate::http::fields::Fields;
+use crate::http::stream::events;
+use crate::openai::chat::Chat;
+use crate::openai::generation::{Form, Generation};
+use crate::openai::messages::{check_tools, for_template};
+use crate::serving::choices::Choices;
+use crate::serving::reader::{Calls, Reader};
+
+/// `POST /api/chat`
+pub(super) async fn chat(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    body: Result<Body, ApiError>,
+) -> Result<Response, OllamaError> {
+    let Body(mut fields) = body?;
+    let asked = Asked::read(&app, caller, &mut fields)?;
+    let mut messages: Vec<Value> = fields.take("messages")?.unwrap_or_default();
+    for (at, message) in messages.iter_mut().enumerate() {
+        let images = message.get("images").and_then(Value::as_array);
+        if images.is_some_and(|images| !images.is_empty()) {
+            let what = "this server reads text only; leave images out";
+            return Err(ApiError::field(format!("messages[{at}]"), what).into());
+        }
+        if let Some(thinking) = message.get("thinking").cloned() {
+            message["reasoning_content"] = thinking;
+        }
+    }
+    let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
+    check_tools(&tools, &app.limits)?;
+    let chat = Chat {
+        messages: for_template(messages, &app.limits)?,
+        tools,
+        variables: thinking(&mut fields)?,
+        ..Chat::default()
+    };
+    Ok(asked.answer_chat(app, chat, Shape::Chat).await?)
+}
+
+/// `POST /api/generate`
+pub(super) async fn generate(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    body: Result<Body, ApiError>,
+) -> Result<Response, OllamaError> {
+    let Body(mut fields) = body?;
+    let asked = Asked::read(&app, caller, &mut fields)?;
+    let prompt: String = fields.take("prompt")?.unwrap_or_default();
+    let system: Option<String> = fields.take("system")?;
+    for name in ["template", "context", "images"] {
+        fields.refuse(name, &[json!(""), json!([])])?;
+    }
+    fields.refuse("suffix", &[json!("")])?;
+    if fields.take("raw")? == Some(true) {
+        return Ok(asked.answer_raw(app, prompt).await?);
+    }
+    let system = system.filter(|text| !text.is_empty());
+    let system = system.map(|text| json!({ "role": "system", "content": text }));
+    let user = json!({ "role": "user", "content": prompt });
+    let chat = Chat {
+        messages: system.into_iter().chain([user]).collect(),
+        variables: thinking(&mut fields)?,
+        ..Chat::default()
+    };
+    Ok(asked.answer_chat(app, chat, Shape::Generate).await?)
+}
+
+/// Reads whether the model is to think.
+fn thinking(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let mut variables = Map::new();
+    match fields.take::<Value>("think")? {
+        Some(Value::Bool(thinks)) => {
+            variables.insert("enable_thinking".into(), thinks.into());
+        }
+        Some(Value::String(effort)) => {
+            variables.insert("enable_thinking".into(), true.into());
+            variables.insert("reasoning_effort".into(), effort.into());
+        }
+        _ => {}
+    }
+    Ok(variables)
+}
+
+/// What both routes have.
+struct Asked {
+    model: Arc<crate::serving::model::Served>,
+    ticket: crate::serving::choices::Ticket,
+    generation: Generation,
+    structure: Option<Source>,
+}
+
+impl Asked {
+    fn read(app: &App, caller: Caller, fields: &mut Fields) -> Result<Asked, ApiError> {
+        let ticket = app.admit(&caller)?;
+        let model = named(app, fields)?;
+        let structure = match fields.take::<Value>("format")? {
+            None => None,
+            Some(Value::String(text)) if text.is_empty() => None,
+            Some(Value::String(text)) if text == "json" => Some(Source::JsonObject),
+            Some(Value::Object(schema)) => {
+                Some(Source::JsonSchema(Value::Object(schema).to_string()))
+            }
+            Some(_) => return Err(ApiError::field("format", "use json or a JSON schema")),
+        };
+        fields.take::<Value>("keep_alive")?;
+        let stream = fields.take("stream")?.unwrap_or(true);
+        let generation = generation(app, &caller, fields, stream)?;
+        Ok(Asked {
+            model,
+            ticket,
+            generation,
+            structure,
+        })
+    }
+
+    async fn answer_chat(
+        self,
+        app: Arc<App>,
+        chat: Chat,
+        shape: Shape,
+    ) -> Result<Response, ApiError> {
+        let Asked {
+            model,
+            ticket,
+            generation,
+            structure,
+        } = self;
+        let prompt = chat.prompt(&app, &model, structure, Calls::Any).await?;
+        let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
+        let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
+        let lines = Lines::new(shape, &model.name, Some(prompt.reader()));
+        respond(app, choices, lines, generation.stream).await
+    }
+
+    async fn answer_raw(self, app: Arc<App>, text: String) -> Result<Response, ApiError> {
+        let Asked {
+            model,
+            ticket,
+            generation,
+            structure,
+        } = self;
+        let of_model = Arc::clone(&model);
+        let work = move || {
+            let tokenizer = &of_model.tokenizer;
+            let ids = encode_prompt(tokenizer, text.as_bytes(), Bos::AsFileSays, true);
+            Ok((ids, of_model.grammar(structure)?))
+        };
+        let (ids, grammar) = app.workers.run(work).await?;
+        let form = Form {
+            special_text: SpecialText::Hide,
+            leading_space: LeadingSpace::Keep,
+            logprobs: None,
+            grammar,
+        };
+        let requests = generation.requests(&ids, &form);
+        let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
+        let lines = Lines::new(Shape::Generate, &model.name, None::<Reader>);
+        respond(app, choices, lines, generation.stream).await
+    }
+}
+
+async fn respond(
+    app: Arc<App>,
+    choices: Choices,
+    lines: Lines,
+    stream: bool,
+) -> Result<Response, ApiError> {
+    if stream {
+        return Ok(events(
+            choices,
+            lines,
+            &app.lifecycle,
+            app.limits.ping_interval,
+        ));
+    }
+    let (mut wholes, totals) = app.unless_aborted(choices.whole()).await?;
+    let whole = wholes.pop().unwrap_or_default();
+    Ok(Json(lines.whole(&whole, &totals)).into_response())
+}
+
+/// Reads `options`, which have llama.cpp's names and Ollama's defaults.
+fn generation(
+    app: &App,
+    caller: &Caller,
+    fields: &mut Fields,
+    stream: bool,
+) -> Result<Generation, ApiError> {
+    let given: Map<String, Value> = fields.take("options")?.unwrap_or_default();
+    let mut options = json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.9, "stream": stream });
+    for (name, value) in given {
+        let name = match name.as_str() {
+            "num_predict" => {
+                // Negative: no limit.
+                if value.as_i64().is_none_or(|n| n > 0) {
+                    options["max_tokens"] = value;
+                }
+                continue;
+            }
+            "repeat_penalty" => "repetition_penalty",
+            "n" | "stream" => continue,
+            name => name,
+        };
+        options[name] = value;
+    }
+    let Value::Object(options) = options else {
+        unreachable!("it was written as an object")
+    };
+    Generation::read(&mut Fields::new(options), caller, &app.limits)
+}

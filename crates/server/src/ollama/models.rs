@@ -1,0 +1,133 @@
+//! The models and their embeddings in Ollama's form.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use jiff::Timestamp;
+use rocmforge_gguf::Gguf;
+use serde_json::{Map, Value, json};
+
+use super::OllamaError;
+use crate::app::{App, Body};
+use crate::http::auth::Caller;
+use crate::http::error::ApiError;
+use crate::http::fields::Fields;
+use crate::openai::embeddings::{Input, vectors};
+use crate::serving::model::Served;
+
+/// Takes the model of a request. Ollama's names may have a tag, which is `latest` here.
+pub(super) fn named(app: &App, fields: &mut Fields) -> Result<Arc<Served>, ApiError> {
+    let name: Option<String> = fields.take_any(&["model", "name"])?;
+    let name = name.as_deref();
+    app.model(name.map(|name| name.strip_suffix(":latest").unwrap_or(name)))
+}
+
+/// `GET /api/version`
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+/// `GET /api/tags`
+pub(super) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
+    let models: Vec<Value> = app.models.iter().map(|model| entry(model)).collect();
+    Json(json!({ "models": models }))
+}
+
+/// `GET /api/ps`
+pub(super) async fn running(state: State<Arc<App>>) -> Json<Value> {
+    tags(state).await
+}
+
+/// `POST /api/show`
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    body: Result<Body, ApiError>,
+) -> Result<Json<Value>, OllamaError> {
+    let Body(mut fields) = body?;
+    let model = named(&app, &mut fields)?;
+    let metadata = model.gguf.metadata();
+    let arch = architecture(&model.gguf);
+    let mut info = Map::new();
+    info.insert("general.architecture".into(), arch.as_str().into());
+    for key in ["general.name", "general.size_label"] {
+        if let Ok(Some(text)) = metadata.opt_str(key) {
+            info.insert(key.into(), text.into());
+        }
+    }
+    info.insert(
+        format!("{arch}.context_length"),
+        model.engine.n_ctx().into(),
+    );
+    let capabilities = match &model.embedding {
+        Some(_) => vec!["embedding"],
+        None if model.format.name() == "plain" => vec!["completion"],
+        None => vec!["completion", "tools"],
+    };
+    Ok(Json(json!({
+        "template": model.template.source(),
+        "details": details(&model.gguf),
+        "model_info": info,
+        "capabilities": capabilities,
+        "modified_at": Timestamp::UNIX_EPOCH.to_string(),
+    })))
+}
+
+/// `POST /api/embed`
+pub(super) async fn embed(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    body: Result<Body, ApiError>,
+) -> Result<Json<Value>, OllamaError> {
+    let Body(mut fields) = body?;
+    let ticket = app.admit(&caller)?;
+    let model = named(&app, &mut fields)?;
+    let input = Input::read(&mut fields)?;
+    let name = model.name.clone();
+    let vectors = vectors(&app, model, ticket, |_| true, |model| input.tokens(model)).await?;
+    Ok(Json(json!({
+        "model": name,
+        "embeddings": vectors.values,
+        "prompt_eval_count": vectors.n_tokens,
+    })))
+}
+
+fn entry(model: &Served) -> Value {
+    let created = i64::try_from(model.created).ok();
+    let created = created.and_then(|seconds| Timestamp::from_second(seconds).ok());
+    json!({
+        "name": model.name,
+        "model": model.name,
+        "modified_at": created.unwrap_or(Timestamp::UNIX_EPOCH).to_string(),
+        "size": model.gguf.tensors().iter().map(|tensor| tensor.n_bytes).sum::<u64>(),
+        "digest": "",
+        "details": details(&model.gguf),
+    })
+}
+
+fn architecture(gguf: &Gguf) -> String {
+    let arch = gguf.metadata().opt_str("general.architecture");
+    arch.ok().flatten().unwrap_or_default().to_string()
+}
+
+fn details(gguf: &Gguf) -> Value {
+    let arch = architecture(gguf);
+    let size = gguf.metadata().opt_str("general.size_label");
+    // The format of most of the weights.
+    let mut by_type: Vec<(String, u64)> = Vec::new();
+    for tensor in gguf.tensors() {
+        let name = tensor.ty.name().to_string();
+        match by_type.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, n_bytes)) => *n_bytes += tensor.n_bytes,
+            None => by_type.push((name, tensor.n_bytes)),
+        }
+    }
+    let most = by_type.into_iter().max_by_key(|(_, n_bytes)| *n_bytes);
+    json!({
+        "format": "gguf",
+        "family": arch,
+        "families": [arch],
+        "parameter_size": size.ok().flatten().unwrap_or_default(),
+        "quantization_level": most.map(|(name, _)| name),
+    })
+}
