@@ -10,7 +10,7 @@ use clap::{Arg, Command};
 const USUAL: &[&str] = &["device", "threads", "ctx", "temp", "seed"];
 
 /// Groups of which `-h` shows only the usual options.
-const LONG_GROUPS: &[&str] = &["Device", "Sampling", "Baselines"];
+const LONG_GROUPS: &[&str] = &["Device", "Sampling", "Baselines", "Structured output"];
 
 /// Options outside of these groups that `-h` leaves out.
 const RARE: &[&str] = &[
@@ -33,6 +33,7 @@ const RARE: &[&str] = &[
     "kv_tokens",
     "max_queue",
     "drain_timeout",
+    "access_log",
     "context_policy",
     "context_sinks",
     "gpu_layers",

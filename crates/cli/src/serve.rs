@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::args::{ModelArgs, ServeArgs};
 use crate::exit::usage;
-use crate::output::{Out, note};
+use crate::output::{Out, note, say};
 use crate::session::{Session, Vocabulary};
 use crate::{conversation, model_file, resolve};
 
@@ -40,6 +40,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let config = Config {
         address: SocketAddr::new(args.host, args.port),
         keys,
+        keys_file: args.keys.clone(),
+        access_log: args.access_log.then_some(say as fn(&str)),
+        notice: note,
         drain_timeout: Duration::from_secs(args.drain_timeout),
         ..Config::default()
     };

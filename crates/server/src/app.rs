@@ -1,7 +1,7 @@
 //! What all requests share, and the table of routes.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::Router;
 use axum::body::to_bytes;
@@ -16,6 +16,7 @@ use crate::http::auth::{self, Caller};
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::keys::Keys;
+use crate::observe::access_log;
 use crate::observe::metrics::Metrics;
 use crate::openai::responses::Store;
 use crate::serving::choices::Ticket;
@@ -31,8 +32,10 @@ const IGNORED: &str = "x-ignored-fields";
 pub(crate) struct App {
     /// The first one answers requests that name none.
     pub(crate) models: Vec<Arc<Served>>,
-    pub(crate) keys: Keys,
+    keys: RwLock<Keys>,
     pub(crate) limits: Limits,
+    /// Writes a line of the access log.
+    pub(crate) access_log: Option<fn(&str)>,
     /// Whether the server listens on loopback only.
     pub(crate) is_local: bool,
     pub(crate) lifecycle: Arc<Lifecycle>,
@@ -55,7 +58,8 @@ impl App {
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         App {
             models: models.into_iter().map(served).collect(),
-            keys: config.keys.clone(),
+            keys: RwLock::new(config.keys.clone()),
+            access_log: config.access_log,
             limits: config.limits.clone(),
             is_local: config.address.ip().is_loopback(),
             lifecycle: Arc::new(Lifecycle::new()),
@@ -65,6 +69,19 @@ impl App {
             instance: rocmforge::parts::random_seed(),
             n_ids: AtomicU64::new(0),
         }
+    }
+
+    /// Returns who may ask now.
+    pub(crate) fn keys(&self) -> Keys {
+        self.keys
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Changes who may ask.
+    pub(crate) fn set_keys(&self, keys: Keys) {
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 
     /// Returns an id that no other request has.
@@ -149,6 +166,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&app), auth::host_and_id))
+        .layer(from_fn_with_state(Arc::clone(&app), access_log::log))
         .with_state(app)
 }
 

@@ -1,6 +1,7 @@
 //! The settings of a server.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::http::keys::Keys;
@@ -12,7 +13,13 @@ pub struct Config {
     pub address: SocketAddr,
     /// Who may ask. Without keys everyone may, and the server listens on loopback only.
     pub keys: Keys,
+    /// The file of `keys`, which is read again on SIGHUP.
+    pub keys_file: Option<PathBuf>,
     pub limits: Limits,
+    /// Writes a line of JSON about each request; see [`Config::notice`] for other messages.
+    pub access_log: Option<fn(&str)>,
+    /// Takes what the owner of the server should know.
+    pub notice: fn(&str),
     /// How long the server waits for running requests when it is told to stop.
     pub drain_timeout: Duration,
 }
@@ -22,7 +29,10 @@ impl Default for Config {
         Config {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
             keys: Keys::default(),
+            keys_file: None,
             limits: Limits::default(),
+            access_log: None,
+            notice: |_| {},
             drain_timeout: Duration::from_secs(30),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::app::{App, router};
 use crate::config::Config;
 use crate::http::auth::Caller;
 use crate::http::connections;
+use crate::http::keys::Keys;
 use crate::openai;
 use crate::serving::lifecycle::{Lifecycle, Phase};
 use crate::serving::model::Model;
@@ -47,6 +49,8 @@ pub struct Server {
     address: SocketAddr,
     app: Arc<App>,
     drain_timeout: Duration,
+    keys_file: Option<PathBuf>,
+    notice: fn(&str),
 }
 
 /// Ends a server.
@@ -55,6 +59,9 @@ pub struct Stopper {
     lifecycle: Arc<Lifecycle>,
     drain_timeout: Duration,
     runtime: tokio::runtime::Handle,
+    app: Arc<App>,
+    keys_file: Option<PathBuf>,
+    notice: fn(&str),
 }
 
 impl Stopper {
@@ -63,6 +70,23 @@ impl Stopper {
         let (lifecycle, timeout) = (Arc::clone(&self.lifecycle), self.drain_timeout);
         self.runtime
             .spawn(async move { lifecycle.drain(timeout).await });
+    }
+}
+
+impl Stopper {
+    /// Reads the keys file again. If it is damaged, the keys stay. A server without one stops, as programs do whose
+    /// terminal is closed.
+    fn read_keys(&self) {
+        let Some(path) = &self.keys_file else {
+            return self.stop();
+        };
+        match Keys::read(path) {
+            Ok(keys) => {
+                self.app.set_keys(keys);
+                (self.notice)("notice: the keys file was read again");
+            }
+            Err(error) => (self.notice)(&format!("error: {error}; the keys stay as they were")),
+        }
     }
 }
 
@@ -94,6 +118,8 @@ impl Server {
             address,
             app: Arc::new(App::new(&config, models)),
             drain_timeout: config.drain_timeout,
+            keys_file: config.keys_file,
+            notice: config.notice,
         })
     }
 
@@ -103,7 +129,8 @@ impl Server {
     }
 
     /// Serves until it is told to stop. `on_ready` is called once the server has answered a request of its own with each
-    /// model; SIGINT and SIGTERM stop it, and a second one ends it at once.
+    /// model; SIGINT and SIGTERM stop it, and a second one ends it at once. SIGHUP
+    /// reads the keys file again.
     ///
     /// # Errors
     /// A model gives no answer, or the system has no threads.
@@ -134,6 +161,9 @@ impl Server {
             lifecycle: Arc::clone(&lifecycle),
             drain_timeout: self.drain_timeout,
             runtime: tokio::runtime::Handle::current(),
+            app: Arc::clone(&self.app),
+            keys_file: self.keys_file,
+            notice: self.notice,
         };
         let router = router(Arc::clone(&self.app));
         let connections = connections::serve(listener, router, &self.app.limits, &lifecycle);
@@ -219,12 +249,17 @@ mod signals {
     pub(super) fn listen(stopper: Stopper) -> io::Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
         tokio::spawn(async move {
             let mut is_first = true;
             loop {
                 let received = tokio::select! {
                     received = terminate.recv() => received,
                     received = interrupt.recv() => received,
+                    Some(()) = hangup.recv() => {
+                        stopper.read_keys();
+                        continue;
+                    }
                 };
                 if received.is_none() {
                     return;

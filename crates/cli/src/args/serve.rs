@@ -90,6 +90,9 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub drain_timeout: u64,
+    /// Print a line of JSON for each request on stderr
+    #[arg(long, env = "ROCMFORGE_ACCESS_LOG", hide_env_values = true, value_parser = clap::builder::BoolishValueParser::new(), help_heading = "Output")]
+    pub access_log: bool,
     /// Print one line of JSON when the server is ready: url and models
     #[arg(long, help_heading = "Output")]
     pub json: bool,

@@ -56,6 +56,20 @@ impl Served {
         serde_json::from_str(body).unwrap()
     }
 
+    /// Returns the status of a request with a key.
+    fn get(&self, path: &str, key: &str) -> u16 {
+        let address = self.ready["url"].as_str().unwrap();
+        let address = address.strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\nconnection: close\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
     /// Sends a signal and waits for the end. Returns the exit code and the rest of stdout and stderr.
     fn end(mut self, signal: &str) -> (Option<i32>, String, String) {
         let kill = Command::new("kill")
@@ -174,6 +188,61 @@ fn a_load_is_measured() {
         "ttft_ms=MS",
     );
     served.end("-TERM");
+}
+
+#[test]
+fn requests_are_logged_and_keys_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys");
+    let new_key = |name: &str| {
+        let text = run(&["serve", "--new-key", name]).ok();
+        let mut lines = text.text().lines().map(String::from);
+        (lines.next().unwrap(), lines.next().unwrap())
+    };
+    let ((alice, of_alice), (bob, of_bob)) = (new_key("alice"), new_key("bob"));
+    std::fs::write(&keys, of_alice).unwrap();
+    let served = Served::start(&["--access-log", "--keys", keys.to_str().unwrap()]);
+    let models = |key: &str| served.get("/v1/models", key);
+    assert_eq!((models(&alice), models(&bob)), (200, 401));
+    std::fs::write(&keys, of_bob).unwrap();
+    let kill = Command::new("kill")
+        .args(["-HUP", &served.child.id().to_string()])
+        .status();
+    if !kill.is_ok_and(|status| status.success()) {
+        println!("skipped: there is no kill command");
+        return;
+    }
+    let is_read = || {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        models(&alice) == 401
+    };
+    assert!((0..500).any(|_| is_read()));
+    assert_eq!(models(&bob), 200);
+    assert_eq!(served.get("/secret-path", &bob), 404);
+    let (code, _, stderr) = served.end("-TERM");
+    assert_eq!(code, Some(0), "{stderr}");
+    let lines: Vec<Value> = stderr
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let first = &lines[0];
+    assert_eq!(
+        (&first["route"], &first["status"]),
+        (&json!("/v1/models"), &json!(200))
+    );
+    assert_eq!(
+        (&first["key"], &first["complete"]),
+        (&json!("alice"), &json!(true))
+    );
+    assert!(
+        lines
+            .iter()
+            .any(|line| line["key"] == "bob" && line["status"] == 200)
+    );
+    assert!(
+        !stderr.contains("secret-path") && !stderr.contains(&bob),
+        "{stderr}"
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::app::App;
 use crate::ollama::OllamaError;
 
 /// The header with the id of a request.
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Where Anthropic's clients send their key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Longest id that a client may choose.
@@ -62,8 +62,10 @@ async fn with_scope(
 ) -> Response {
     match caller(&app, request.headers(), scope) {
         Ok(caller) => {
-            request.extensions_mut().insert(caller);
-            next.run(request).await
+            request.extensions_mut().insert(caller.clone());
+            let mut response = next.run(request).await;
+            response.extensions_mut().insert(caller);
+            response
         }
         Err(error) => in_form_of(request.uri().path(), error),
     }
@@ -79,7 +81,8 @@ fn in_form_of(path: &str, error: ApiError) -> Response {
 }
 
 fn caller(app: &App, headers: &HeaderMap, scope: Scope) -> Result<Caller, ApiError> {
-    if app.keys.is_empty() {
+    let keys = app.keys();
+    if keys.is_empty() {
         return Ok(Caller(None));
     }
     let unknown =
@@ -87,7 +90,7 @@ fn caller(app: &App, headers: &HeaderMap, scope: Scope) -> Result<Caller, ApiErr
     let sent = sent_key(headers).ok_or_else(|| {
         unknown("a key is missing; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
     })?;
-    let key = app.keys.find(sent);
+    let key = keys.find(sent);
     let key = key.ok_or_else(|| unknown("the key is wrong; ask the server's owner for one"))?;
     match key.may(scope) {
         true => Ok(Caller(Some(key))),

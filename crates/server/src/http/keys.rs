@@ -86,7 +86,7 @@ impl Bucket {
 
 /// All keys.
 #[derive(Debug, Clone, Default)]
-pub struct Keys(Vec<Arc<Key>>);
+pub struct Keys(Arc<[Arc<Key>]>);
 
 /// A fresh key.
 pub struct NewKey {
@@ -168,7 +168,7 @@ impl Keys {
         }
         match keys.is_empty() {
             true => Err(KeysError::Empty),
-            false => Ok(Keys(keys)),
+            false => Ok(Keys(keys.into())),
         }
     }
 
@@ -184,7 +184,7 @@ impl Keys {
         }
         let hash: [u8; 32] = Sha256::digest(sent).into();
         let mut found = None;
-        for key in &self.0 {
+        for key in self.0.iter() {
             if bool::from(key.hash.ct_eq(&hash)) {
                 found = Some(key);
             }

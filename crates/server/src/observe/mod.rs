@@ -1,3 +1,4 @@
 //! What the server tells about itself.
 
+pub(crate) mod access_log;
 pub(crate) mod metrics;
