@@ -34,6 +34,8 @@ const RARE: &[&str] = &[
     "max_queue",
     "drain_timeout",
     "access_log",
+    "tls_cert",
+    "tls_key",
     "context_policy",
     "context_sinks",
     "gpu_layers",

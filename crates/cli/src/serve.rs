@@ -9,7 +9,7 @@ use rocmforge_engine::serve::{ServeOptions, serve};
 use rocmforge_engine::{Device, EngineConfig, KvTokens};
 use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::gpu::WhenIdle;
-use rocmforge_server::{Config, Keys, NewKey, Server};
+use rocmforge_server::{Config, Keys, NewKey, Server, Tls};
 use rocmforge_text::chat_template::ChatTemplate;
 use serde_json::json;
 
@@ -37,9 +37,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         Some(path) => Keys::read(path)?,
         None => Keys::default(),
     };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(certificates), Some(key)) => Some(Tls::read(certificates.clone(), key.clone())?),
+        _ => None,
+    };
     let config = Config {
         address: SocketAddr::new(args.host, args.port),
         keys,
+        tls,
         keys_file: args.keys.clone(),
         access_log: args.access_log.then_some(say as fn(&str)),
         notice: note,

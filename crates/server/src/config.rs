@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::http::keys::Keys;
+use crate::http::tls::Tls;
 
 /// The settings of a server.
 #[derive(Debug, Clone)]
@@ -15,6 +16,8 @@ pub struct Config {
     pub keys: Keys,
     /// The file of `keys`, which is read again on SIGHUP.
     pub keys_file: Option<PathBuf>,
+    /// Without it, connections are not encrypted.
+    pub tls: Option<Tls>,
     pub limits: Limits,
     /// Writes a line of JSON about each request; see [`Config::notice`] for other messages.
     pub access_log: Option<fn(&str)>,
@@ -30,6 +33,7 @@ impl Default for Config {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
             keys: Keys::default(),
             keys_file: None,
+            tls: None,
             limits: Limits::default(),
             access_log: None,
             notice: |_| {},

@@ -22,5 +22,6 @@ mod serving;
 
 pub use config::{Config, Limits};
 pub use http::keys::{Keys, KeysError, NewKey};
+pub use http::tls::{Tls, TlsError};
 pub use run::{Server, ServerError, Stopper};
 pub use serving::model::Model;

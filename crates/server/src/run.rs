@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::http::auth::Caller;
 use crate::http::connections;
 use crate::http::keys::Keys;
+use crate::http::tls::Tls;
 use crate::openai;
 use crate::serving::lifecycle::{Lifecycle, Phase};
 use crate::serving::model::Model;
@@ -50,6 +51,7 @@ pub struct Server {
     app: Arc<App>,
     drain_timeout: Duration,
     keys_file: Option<PathBuf>,
+    tls: Option<Tls>,
     notice: fn(&str),
 }
 
@@ -61,6 +63,7 @@ pub struct Stopper {
     runtime: tokio::runtime::Handle,
     app: Arc<App>,
     keys_file: Option<PathBuf>,
+    tls: Option<Tls>,
     notice: fn(&str),
 }
 
@@ -71,21 +74,28 @@ impl Stopper {
         self.runtime
             .spawn(async move { lifecycle.drain(timeout).await });
     }
-}
 
-impl Stopper {
-    /// Reads the keys file again. If it is damaged, the keys stay. A server without one stops, as programs do whose
-    /// terminal is closed.
-    fn read_keys(&self) {
-        let Some(path) = &self.keys_file else {
+    /// Reads keys and certificates again. What is damaged stays as it was. A server without either stops, as programs do
+    /// whose terminal is closed.
+    fn reload(&self) {
+        if self.keys_file.is_none() && self.tls.is_none() {
             return self.stop();
+        }
+        let stays = |error: &dyn std::fmt::Display| {
+            (self.notice)(&format!("error: {error}; what was read before stays"));
         };
-        match Keys::read(path) {
-            Ok(keys) => {
+        match self.keys_file.as_deref().map(Keys::read) {
+            None => {}
+            Some(Ok(keys)) => {
                 self.app.set_keys(keys);
                 (self.notice)("notice: the keys file was read again");
             }
-            Err(error) => (self.notice)(&format!("error: {error}; the keys stay as they were")),
+            Some(Err(error)) => stays(&error),
+        }
+        match self.tls.as_ref().map(Tls::read_again) {
+            None => {}
+            Some(Ok(())) => (self.notice)("notice: the certificates were read again"),
+            Some(Err(error)) => stays(&error),
         }
     }
 }
@@ -119,18 +129,20 @@ impl Server {
             app: Arc::new(App::new(&config, models)),
             drain_timeout: config.drain_timeout,
             keys_file: config.keys_file,
+            tls: config.tls,
             notice: config.notice,
         })
     }
 
     /// Returns the server's address as a link.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
     }
 
     /// Serves until it is told to stop. `on_ready` is called once the server has answered a request of its own with each
     /// model; SIGINT and SIGTERM stop it, and a second one ends it at once. SIGHUP
-    /// reads the keys file again.
+    /// reads keys and certificates again.
     ///
     /// # Errors
     /// A model gives no answer, or the system has no threads.
@@ -163,10 +175,16 @@ impl Server {
             runtime: tokio::runtime::Handle::current(),
             app: Arc::clone(&self.app),
             keys_file: self.keys_file,
+            tls: self.tls.clone(),
             notice: self.notice,
         };
         let router = router(Arc::clone(&self.app));
-        let connections = connections::serve(listener, router, &self.app.limits, &lifecycle);
+        let connections = connections::serve(
+            listener,
+            router,
+            (&self.app.limits, self.tls.as_ref()),
+            &lifecycle,
+        );
         let life = async {
             signals::listen(stopper.clone()).map_err(ServerError::Threads)?;
             tokio::select! {
@@ -257,7 +275,7 @@ mod signals {
                     received = terminate.recv() => received,
                     received = interrupt.recv() => received,
                     Some(()) = hangup.recv() => {
-                        stopper.read_keys();
+                        stopper.reload();
                         continue;
                     }
                 };

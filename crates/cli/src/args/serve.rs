@@ -52,6 +52,24 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub keys: Option<PathBuf>,
+    /// Serve HTTPS with the certificates in this PEM file, the server's own first
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_key",
+        env = "ROCMFORGE_TLS_CERT",
+        hide_env_values = true
+    )]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of the server's certificate, a PEM file
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_cert",
+        env = "ROCMFORGE_TLS_KEY",
+        hide_env_values = true
+    )]
+    pub tls_key: Option<PathBuf>,
     /// Print a new key for a client and its line for the keys file, and exit
     #[arg(long, value_name = "NAME")]
     pub new_key: Option<String>,

@@ -10,8 +10,10 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::timed_io::TimedIo;
+use super::tls::Tls;
 use crate::config::Limits;
 use crate::serving::lifecycle::Lifecycle;
 
@@ -26,7 +28,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
-    limits: &Limits,
+    (limits, tls): (&Limits, Option<&Tls>),
     lifecycle: &Lifecycle,
 ) {
     let places = Arc::new(Semaphore::new(limits.max_connections));
@@ -51,18 +53,32 @@ pub(crate) async fn serve(
         };
         // Tokens are small writes that must not wait for each other.
         let _ = stream.set_nodelay(true);
-        let io = TokioIo::new(TimedIo::new(stream, limits.write_timeout));
+        let stream = TimedIo::new(stream, limits.write_timeout);
         let service = TowerToHyperService::new(router.clone());
-        let connection = graceful.watch(server.serve_connection(io, service));
+        let (server, watcher) = (server.clone(), graceful.watcher());
+        let acceptor = tls.map(Tls::acceptor);
+        let read_timeout = limits.read_timeout;
+        // Errors are those of the client: it left, or wrote something else than HTTP.
         tokio::spawn(async move {
-            // Errors are those of the client: it left, or wrote something else than HTTP.
-            let _ = connection.await;
+            match acceptor {
+                None => {
+                    let connection = server.serve_connection(TokioIo::new(stream), service);
+                    let _ = watcher.watch(connection).await;
+                }
+                Some(acceptor) => {
+                    let greeting = timeout(read_timeout, acceptor.accept(stream)).await;
+                    if let Ok(Ok(stream)) = greeting {
+                        let connection = server.serve_connection(TokioIo::new(stream), service);
+                        let _ = watcher.watch(connection).await;
+                    }
+                }
+            }
             drop(place);
         });
     }
     drop(listener);
     // All answers have ended; what remains is to write their last bytes.
-    let _ = tokio::time::timeout(Duration::from_secs(2), graceful.shutdown()).await;
+    let _ = timeout(Duration::from_secs(2), graceful.shutdown()).await;
 }
 
 async fn accept(

@@ -7,3 +7,4 @@ pub(crate) mod fields;
 pub(crate) mod keys;
 pub(crate) mod stream;
 pub(crate) mod timed_io;
+pub(crate) mod tls;

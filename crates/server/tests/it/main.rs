@@ -13,3 +13,4 @@ mod ollama;
 mod page;
 mod responses;
 mod structured;
+mod tls;
