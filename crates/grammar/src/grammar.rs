@@ -1,7 +1,9 @@
 //! Compiles sources.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use llguidance::Matcher;
 
@@ -25,7 +27,7 @@ impl Grammar {
     /// # Errors
     /// The source is invalid, uses what is not supported, allows no text, or reaches a limit.
     pub fn compile(vocabulary: &Arc<Vocabulary>, source: &Source) -> Result<Grammar, GrammarError> {
-        let first = within_time(source.what(), {
+        let first = within_time(source.what(), COMPILE_TIME, {
             let (vocabulary, source) = (Arc::clone(vocabulary), source.clone());
             move || first_state(&vocabulary, &source)
         })?;
@@ -56,9 +58,11 @@ fn first_state(vocabulary: &Vocabulary, source: &Source) -> Result<Matcher, Gram
 /// Sources that were refused for their time and are still compiling.
 static OVERDUE: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs `compile` on a thread of its own: parsers of schemas and expressions recurse, and a thread can be left alone.
+/// Runs `compile` on a thread of its own, for at most `time`: parsers of schemas and expressions recurse, and a thread can
+/// be left alone.
 fn within_time<T: Send + 'static>(
     what: &'static str,
+    time: Duration,
     compile: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
 ) -> Result<T, GrammarError> {
     if OVERDUE.load(Ordering::Relaxed) >= MAX_OVERDUE {
@@ -68,24 +72,26 @@ fn within_time<T: Send + 'static>(
     let thread = std::thread::Builder::new()
         .name("rocmforge-grammar".into())
         .stack_size(COMPILER_STACK_BYTES);
+    let panicked = move || refused(what, "it causes an internal error");
     let work = move || {
+        let compiled = catch_unwind(AssertUnwindSafe(compile));
         // Nobody receives the result of an overdue one.
-        if to.send(compile()).is_err() {
+        if to
+            .send(compiled.unwrap_or_else(|_| Err(panicked())))
+            .is_err()
+        {
             OVERDUE.fetch_sub(1, Ordering::Relaxed);
         }
     };
-    let thread = thread.spawn(work).map_err(GrammarError::Thread)?;
-    match result.recv_timeout(COMPILE_TIME) {
+    thread.spawn(work).map_err(GrammarError::Thread)?;
+    match result.recv_timeout(time) {
         Ok(compiled) => compiled,
         Err(mpsc::RecvTimeoutError::Timeout) => {
             OVERDUE.fetch_add(1, Ordering::Relaxed);
             drop(result);
             Err(GrammarError::TooSlow { what })
         }
-        Err(mpsc::RecvTimeoutError::Disconnected) => {
-            drop(thread.join());
-            Err(refused(what, "it causes an internal error"))
-        }
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(panicked()),
     }
 }
 
@@ -105,5 +111,39 @@ fn refused(what: &'static str, message: &str) -> GrammarError {
     GrammarError::Invalid {
         what,
         message: message.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// Sources that take too long are refused, the next ones at once, until those have ended.
+    #[test]
+    fn overdue_sources_are_few() {
+        let mut releases = Vec::new();
+        for _ in 0..MAX_OVERDUE {
+            let (release, wait) = mpsc::channel::<()>();
+            let blocked = move || {
+                let _ = wait.recv();
+                Ok(())
+            };
+            let result = within_time("choice", Duration::from_millis(1), blocked);
+            assert!(matches!(result, Err(GrammarError::TooSlow { .. })));
+            releases.push(release);
+        }
+        let next = || within_time("choice", LONG, || Ok(3));
+        assert!(matches!(next(), Err(GrammarError::Busy)));
+        drop(releases);
+        while OVERDUE.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(next().unwrap(), 3);
+        let panics = || -> Result<(), GrammarError> { panic!("a defect") };
+        let message = within_time("choice", LONG, panics).unwrap_err();
+        assert!(message.to_string().contains("internal error"), "{message}");
+        assert_eq!(next().unwrap(), 3);
     }
 }
