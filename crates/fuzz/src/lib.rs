@@ -35,7 +35,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target {
         name: "gguf",
         run: gguf::run,
@@ -77,6 +77,12 @@ pub const TARGETS: [Target; 10] = [
         run: grammar::run,
         seeds: seeds::grammar,
         max_bytes: 1024,
+    },
+    Target {
+        name: "http",
+        run: rocmforge_server::read_body,
+        seeds: seeds::http,
+        max_bytes: 2048,
     },
     Target {
         name: "adapter",

@@ -338,6 +338,29 @@ pub(crate) fn grammar() -> Seeds {
     sources.into_iter().map(seed).collect()
 }
 
+pub(crate) fn http() -> Seeds {
+    let bodies = [
+        (
+            "chat",
+            r##"{"messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]}, {"role": "tool", "tool_call_id": "1", "content": "b"}], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"$defs": {"d": {}}}}}], "tool_choice": {"type": "function", "function": {"name": "f"}}, "n": 2, "stop": ["x"], "logit_bias": {"3": -1}, "temperature": 0.5, "stream_options": {"include_usage": true}}"##,
+        ),
+        (
+            "completion",
+            r##"{"prompt": [[1, 2], [3]], "logit_bias": [[1, false]], "structured_outputs": {"regex": "a+"}, "samplers": ["top_k", "temperature"], "mirostat": 2, "dry_sequence_breakers": ["\n"], "max_tokens": 3, "seed": -1}"##,
+        ),
+        (
+            "messages",
+            r##"{"max_tokens": 5, "system": [{"type": "text", "text": "a"}], "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "b"}, {"type": "text", "text": "c"}]}, {"role": "assistant", "content": [{"type": "thinking", "thinking": "d"}, {"type": "tool_use", "id": "1", "name": "f", "input": {}}]}], "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}}"##,
+        ),
+        (
+            "responses",
+            r##"{"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}, {"type": "reasoning", "content": [{"text": "b"}]}, {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "1", "output": "c"}], "tools": [{"type": "function", "name": "f"}], "text": {"format": {"type": "json_schema", "schema": {}}}}"##,
+        ),
+    ];
+    let seed = |(name, body): (&str, &str)| (name.to_owned(), body.as_bytes().to_vec());
+    bodies.into_iter().map(seed).collect()
+}
+
 pub(crate) fn template() -> Seeds {
     let templates = [
         (

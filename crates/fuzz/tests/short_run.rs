@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use rocmforge_fuzz::{Mutator, TARGETS, Target};
 
 /// Mutations per target; a few seconds for all targets in a dev build.
-const ROUNDS: [(&str, usize); 9] = [
+const ROUNDS: [(&str, usize); 10] = [
     ("gguf", 20_000),
     ("split", 2_000),
     ("tokenizer", 3_000),
     ("text", 1_000),
     ("template", 3_000),
     ("grammar", 500),
+    ("http", 10_000),
     ("adapter", 5_000),
     ("tuning", 20_000),
     ("external", 3_000),
@@ -59,6 +60,11 @@ fn gguf() {
 #[test]
 fn grammar() {
     short_run("grammar");
+}
+
+#[test]
+fn http() {
+    short_run("http");
 }
 
 #[test]

@@ -9,6 +9,7 @@
 mod anthropic;
 mod app;
 mod base64;
+mod bodies;
 mod config;
 mod http;
 mod llama;
@@ -20,6 +21,7 @@ mod page;
 mod run;
 mod serving;
 
+pub use bodies::read_body;
 pub use config::{Config, Limits};
 pub use http::keys::{Keys, KeysError, NewKey};
 pub use http::tls::{Tls, TlsError};

@@ -90,7 +90,10 @@ pub(super) async fn count(
 }
 
 /// Reads the conversation.
-fn read(fields: &mut Fields, limits: &Limits) -> Result<(Chat, Calls), ApiError> {
+///
+/// # Errors
+/// A message or a tool has a wrong form.
+pub(crate) fn read(fields: &mut Fields, limits: &Limits) -> Result<(Chat, Calls), ApiError> {
     let messages = for_template(messages(fields)?, limits)?;
     let mut tools = tools(fields)?;
     check_tools(&tools, limits)?;

@@ -4,6 +4,8 @@ mod conversation;
 mod events;
 mod messages;
 
+pub(crate) use messages::read;
+
 use std::sync::Arc;
 
 use axum::Router;

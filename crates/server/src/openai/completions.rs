@@ -33,7 +33,7 @@ const MAX_LOGPROBS: usize = 20;
 /// A text or token ids, or several of them.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Prompts {
+pub(crate) enum Prompts {
     Text(String),
     Texts(Vec<String>),
     Ids(Vec<TokenId>),
@@ -124,7 +124,11 @@ pub(crate) async fn create(
     Ok(response)
 }
 
-fn prompts(
+/// Reads the prompts of a request.
+///
+/// # Errors
+/// There are none or too many, or they have another type.
+pub(crate) fn prompts(
     fields: &mut Fields,
     generation: &Generation,
     limits: &Limits,

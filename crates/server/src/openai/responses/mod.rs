@@ -95,7 +95,7 @@ pub(crate) async fn create(
         "metadata": {},
     });
     head.as_object_mut().expect("it is an object").extend(echo);
-    let answered = Answered::new(head, id, reader);
+    let answered = Answered::new(head, id, reader, model);
     let mut response = match generation.stream {
         true => {
             let encoder = ResponseEvents::new(answered, Arc::clone(&app), kept);
@@ -129,6 +129,21 @@ pub(crate) async fn delete(
             "there is no such response",
         )),
     }
+}
+
+/// Reads items and tools.
+///
+/// # Errors
+/// One of them has a wrong form.
+pub(crate) fn read_input(fields: &mut Fields) -> Result<(), ApiError> {
+    let items = input::items(fields.need("input")?)?;
+    input::messages(&items)?;
+    let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
+    input::tools(&tools)?;
+    let text: Map<String, Value> = fields.take("text")?.unwrap_or_default();
+    let format = text.get("format").and_then(Value::as_object);
+    format.map(|format| of_format(format, "text")).transpose()?;
+    Ok(())
 }
 
 /// What a response is to answer.

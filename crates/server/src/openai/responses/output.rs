@@ -1,10 +1,14 @@
 //! Items that go out: reasoning, a message, and calls of functions.
 
+use std::sync::Arc;
+
 use rocmforge_engine::FinishReason;
+use rocmforge_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::openai::chat_events::finish_reason;
 use crate::serving::choices::{Totals, Whole};
+use crate::serving::model::Served;
 use crate::serving::reader::Reader;
 
 /// A response that is being made.
@@ -12,6 +16,7 @@ pub(super) struct Response {
     head: Value,
     id: String,
     pub(super) reader: Reader,
+    model: Arc<Served>,
 }
 
 /// Returns the item of reasoning, of a message or of a call.
@@ -49,8 +54,13 @@ pub(super) fn call(id: &str, call_id: &str, name: &str, arguments: &str, status:
 }
 
 impl Response {
-    pub(super) fn new(head: Value, id: String, reader: Reader) -> Response {
-        Response { head, id, reader }
+    pub(super) fn new(head: Value, id: String, reader: Reader, model: Arc<Served>) -> Response {
+        Response {
+            head,
+            id,
+            reader,
+            model,
+        }
     }
 
     /// Returns the id of an item of this response.
@@ -82,15 +92,31 @@ impl Response {
             true => Value::Null,
             false => json!({ "reason": "max_output_tokens" }),
         };
+        let n_reasoning: usize = output.iter().map(|item| self.reasoning_tokens(item)).sum();
         body["output"] = output.into();
         body["usage"] = json!({
             "input_tokens": totals.prompt_tokens,
             "input_tokens_details": { "cached_tokens": totals.cached_tokens },
             "output_tokens": totals.completion_tokens,
-            "output_tokens_details": { "reasoning_tokens": 0 },
+            "output_tokens_details": { "reasoning_tokens": n_reasoning },
             "total_tokens": totals.prompt_tokens + totals.completion_tokens,
         });
         body
+    }
+
+    /// Returns the tokens of an item's text, if it is reasoning.
+    fn reasoning_tokens(&self, item: &Value) -> usize {
+        let text = match item["type"] == "reasoning" {
+            true => item.pointer("/content/0/text").and_then(Value::as_str),
+            false => None,
+        };
+        let count = |text| {
+            self.model
+                .tokenizer
+                .encode(text, EncodeOptions::default())
+                .len()
+        };
+        text.map_or(0, count)
     }
 
     /// Returns the response of a whole answer.
