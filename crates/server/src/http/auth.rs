@@ -124,13 +124,17 @@ pub(crate) async fn host_and_id(
     let id = id.unwrap_or_else(|| {
         HeaderValue::from_str(&app.new_id("req")).expect("an id has plain characters")
     });
-    let mut response = match app.is_local && !is_local(request.headers()) {
-        true => ApiError::new(
-            StatusCode::FORBIDDEN,
-            "this server answers on localhost only; it was asked by another name",
-        )
-        .into_response(),
-        false => next.run(request).await,
+    let headers = request.headers();
+    let refusal = if app.is_local && !is_local(headers) {
+        Some("this server answers on localhost only; it was asked by another name")
+    } else if app.keys().is_empty() && is_foreign(headers) {
+        Some("a page of another site asks, and this server has no keys; start it with a keys file")
+    } else {
+        None
+    };
+    let mut response = match refusal {
+        Some(message) => ApiError::new(StatusCode::FORBIDDEN, message).into_response(),
+        None => next.run(request).await,
     };
     response.headers_mut().insert(REQUEST_ID, id);
     response
@@ -139,6 +143,19 @@ pub(crate) async fn host_and_id(
 fn is_id(id: &HeaderValue) -> bool {
     let is_part = |c: &u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
     (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(is_part)
+}
+
+/// Whether a page of another site sent the request. Without keys, any page that a user opens could have answers computed.
+fn is_foreign(headers: &HeaderMap) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN) else {
+        return false;
+    };
+    let origin = origin.to_str().unwrap_or_default();
+    let own = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    let (_, host) = origin.split_once("://").unwrap_or_default();
+    own.is_none_or(|own| !host.eq_ignore_ascii_case(own))
 }
 
 fn is_local(headers: &HeaderMap) -> bool {
@@ -186,6 +203,22 @@ mod tests {
         ] {
             assert!(!host(name), "{name}");
         }
+    }
+
+    #[test]
+    fn knows_pages_of_other_sites() {
+        let page = |origin: &str, host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ORIGIN, HeaderValue::from_str(origin).unwrap());
+            headers.insert(header::HOST, HeaderValue::from_str(host).unwrap());
+            is_foreign(&headers)
+        };
+        assert!(!page("http://127.0.0.1:8080", "127.0.0.1:8080"));
+        assert!(!page("https://LocalHost", "localhost"));
+        assert!(page("http://example.com", "127.0.0.1:8080"));
+        assert!(page("http://127.0.0.1:3000", "127.0.0.1:8080"));
+        assert!(page("null", "127.0.0.1:8080"));
+        assert!(!is_foreign(&HeaderMap::new()));
     }
 
     #[test]

@@ -91,6 +91,22 @@ fn a_prompt_that_does_not_fit_is_refused_at_once() {
 }
 
 #[test]
+fn token_ids_outside_the_vocabulary_are_refused() {
+    let server = start();
+    for ids in [
+        json!([4_000_000_000_u32]),
+        json!([[1], [4096]]),
+        json!([-1]),
+        json!([1.5]),
+    ] {
+        for echo in [false, true] {
+            let body = json!({"prompt": ids, "max_tokens": 1, "echo": echo, "logprobs": 1});
+            server.post("/v1/completions", &body).error(400);
+        }
+    }
+}
+
+#[test]
 fn bodies_are_bounded() {
     let mut config = local();
     config.limits.max_body_bytes = 10_000;
@@ -162,6 +178,15 @@ fn other_hosts_are_refused_on_loopback() {
     };
     assert!(get("localhost:80").starts_with("HTTP/1.1 200"));
     assert!(get("evil.example.com").starts_with("HTTP/1.1 403"));
+}
+
+#[test]
+fn pages_of_other_sites_are_refused_without_keys() {
+    let server = start();
+    let tokenize =
+        |origin: &str| server.send("/tokenize", b"{\"content\": \"a\"}", &[("origin", origin)]);
+    tokenize("https://example.com").error(403);
+    tokenize(&server.url).ok();
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Clients that leave, and the end of the server.
 
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::{EngineConfig, KvTokens};
@@ -34,6 +36,25 @@ fn a_client_that_leaves_ends_its_request() {
     server.wait_for("vllm:num_requests_running", 0.0);
     assert_eq!(server.metric("rocmforge_aborts_total"), 1.0);
     assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
+}
+
+#[test]
+fn a_client_that_leaves_before_a_whole_answer_ends_its_request() {
+    let server = TestServer::start(local(), vec![forge_mini(roomy())]);
+    let mut body = long();
+    body["stream"] = false.into();
+    let (body, address) = (body.to_string(), server.url.trim_start_matches("http://"));
+    let mut stream = TcpStream::connect(address).unwrap();
+    let n = body.len();
+    write!(
+        stream,
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {n}\r\n\r\n{body}"
+    )
+    .unwrap();
+    server.wait_for("vllm:num_requests_running", 1.0);
+    drop(stream);
+    server.wait_for("vllm:num_requests_running", 0.0);
+    assert_eq!(server.metric("rocmforge_aborts_total"), 1.0);
 }
 
 #[test]
