@@ -29,8 +29,9 @@ use rocmforge_text::tokenizer::Tokenizer;
 
 /// Serves requests for one model on one device.
 pub struct Engine {
-    executor: Executor,
+    // Before the executor: its steps in flight may wait for masks of sequences that are dropped here.
     scheduler: Scheduler,
+    executor: Executor,
     intake: Arc<Intake>,
     masks: Masks,
     in_flight: VecDeque<(Pending, StepRecord)>,
@@ -255,6 +256,7 @@ impl Engine {
         error: RuntimeError,
         record: StepRecord,
     ) -> Result<Option<Event>, EngineError> {
+        self.scheduler.break_promises();
         let mut failed = vec![record];
         // What comes after it has used its results.
         for (pending, record) in self.in_flight.drain(..) {
@@ -290,6 +292,7 @@ impl Engine {
 
     /// Frees the memory of the backend, so that another one can be started. Steps fail until [`Engine::restart`].
     pub fn close_backend(&mut self) {
+        self.scheduler.break_promises();
         self.executor.close();
     }
 
@@ -299,6 +302,7 @@ impl Engine {
         let in_flight = self.in_flight.drain(..);
         let records: Vec<StepRecord> = in_flight.map(|(_, record)| record).collect();
         self.scheduler.recover(&records);
+        // The old one ends; none of its steps waits for a mask any more.
         self.executor = executor;
     }
 

@@ -19,6 +19,40 @@ pub(crate) struct Constrained {
     state: Arc<Mutex<Box<dyn Constraint>>>,
     /// What may come next. It depends only on the tokens so far, so it outlives lost steps and preemption.
     mask: Arc<TokenMask>,
+    /// What may come after a token that a step in flight chooses.
+    promised: Option<Promise>,
+}
+
+/// A mask whose computation has not begun. If it is dropped before, its readers get an error.
+#[derive(Debug)]
+struct Promise(Option<Arc<TokenMask>>);
+
+impl Promise {
+    fn new() -> Promise {
+        Promise(Some(Arc::default()))
+    }
+
+    fn mask(&self) -> Arc<TokenMask> {
+        let mask = self.0.as_ref();
+        Arc::clone(mask.expect("it is taken by value"))
+    }
+
+    /// Returns the mask to whoever computes it.
+    fn begin(mut self) -> Arc<TokenMask> {
+        self.0.take().expect("it is taken by value")
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(mask) = self.0.take() {
+            mask.set(Err(not_computed()));
+        }
+    }
+}
+
+fn not_computed() -> ConstraintError {
+    ConstraintError("its mask was not computed".into())
 }
 
 impl Constrained {
@@ -26,12 +60,24 @@ impl Constrained {
         Constrained {
             state: Arc::new(Mutex::new(constraint)),
             mask: Arc::default(),
+            promised: None,
         }
     }
 
     /// Returns the mask of the next token.
     pub(crate) fn mask(&self) -> Arc<TokenMask> {
         Arc::clone(&self.mask)
+    }
+
+    /// Returns the mask of the token after one that a step in flight chooses. Its computation begins when that token is
+    /// known.
+    pub(crate) fn mask_after_pending(&mut self) -> Arc<TokenMask> {
+        self.promised.get_or_insert_with(Promise::new).mask()
+    }
+
+    /// Lets steps end that wait for a mask: the token that it depends on will not come.
+    pub(crate) fn break_promise(&mut self) {
+        self.promised = None;
     }
 
     /// Takes the next token. Its mask was used, so no thread holds the state for long.
@@ -61,8 +107,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        let gone = ConstraintError("its mask was not computed".into());
-        self.mask.set(Err(gone));
+        self.mask.set(Err(not_computed()));
     }
 }
 
@@ -82,7 +127,8 @@ impl Masks {
 
     /// Begins to compute the mask of the sequence's next token.
     pub(crate) fn begin(&mut self, constrained: &mut Constrained) {
-        constrained.mask = Arc::default();
+        let promised = constrained.promised.take();
+        constrained.mask = promised.map_or_else(Arc::default, Promise::begin);
         let job = Job {
             state: Arc::clone(&constrained.state),
             mask: constrained.mask(),

@@ -124,7 +124,8 @@ impl Recorder {
         batch.shifts.iter().for_each(|shift| self.shift(shift));
         let resolve = |token: &InputToken| match *token {
             InputToken::Id(id) => id,
-            InputToken::Sampled { row } => self.last[row].expect("the row has sampled"),
+            // The request of a row without a sampled token has failed.
+            InputToken::Sampled { row } => self.last[row].unwrap_or(0),
         };
         let tokens: Vec<TokenId> = batch.tokens.iter().map(resolve).collect();
         let mut made = vec![0; tokens.len()];

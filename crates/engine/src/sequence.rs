@@ -149,7 +149,11 @@ impl Sequence {
 
     /// Returns how to sample the next token. The device adds a pending token to the history. Penalties and DRY see at
     /// most `n_ctx` tokens, dropped ones included.
-    pub(crate) fn sample_row(&self, n_ctx: usize) -> SampleRow {
+    pub(crate) fn sample_row(&mut self, n_ctx: usize) -> SampleRow {
+        let mask = self.constrained.as_mut().map(|it| match self.pending {
+            Some(_) => it.mask_after_pending(),
+            None => it.mask(),
+        });
         let params = match &self.early_sampling {
             Some(early) if self.n_generated() < self.request.min_tokens => early,
             _ => &self.request.sampling,
@@ -165,7 +169,7 @@ impl Sequence {
             dry,
             mu: self.mu,
             logprobs: self.request.logprobs,
-            mask: self.constrained.as_ref().map(Constrained::mask),
+            mask,
         }
     }
 

@@ -64,6 +64,11 @@ impl TokenMask {
         drop(self.0.set(mask));
     }
 
+    /// Whether [`TokenMask::wait`] returns at once.
+    pub fn is_known(&self) -> bool {
+        self.0.get().is_some()
+    }
+
     /// Waits for the mask.
     ///
     /// # Errors

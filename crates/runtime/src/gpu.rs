@@ -8,6 +8,7 @@ mod compile;
 mod device;
 mod graph_check;
 mod limits;
+mod masks;
 mod memory;
 mod run_op;
 mod segments;
@@ -35,7 +36,7 @@ use super::{
 use crate::error::{DeviceError, RuntimeError};
 pub use crate::gpu_config::{GpuConfig, Graphs, TuningUse, WhenIdle};
 pub use crate::offload::{Experts, GpuLayers, Offload};
-pub(crate) use choices::Choices;
+pub(crate) use choices::{Choices, Choosing};
 use compile::Segment;
 pub use device::{
     DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, first, image_targets,
@@ -128,6 +129,8 @@ struct InFlight {
     queued: QueuedStep,
     /// Rows sampled on the host. Their logits are read before the next step begins.
     host_rows: Vec<usize>,
+    /// Rows whose masks the rest of the step, the choice of its tokens, waits for.
+    awaited_rows: Vec<usize>,
     times: Option<TimedStep>,
     reply: Reply,
 }
@@ -214,12 +217,37 @@ impl GpuBackend {
         let times = self.queue_segment(0, &queued, batch, observation);
         self.observer = observer;
         let times = times?;
-        self.record_end(&queued)?;
+        if queued.shape.choosing == Choosing::InStep {
+            self.record_end(&queued)?;
+        }
         Ok((queued, times))
+    }
+
+    /// Queues the rest of the oldest step in flight, if it awaits masks. Ends the step if that fails.
+    fn complete_oldest(&mut self) {
+        let Some(mut step) = self.in_flight.pop_front() else {
+            return;
+        };
+        let rows = std::mem::take(&mut step.awaited_rows);
+        let completed = match rows.is_empty() {
+            true => Ok(()),
+            false => self
+                .queue_choice(&step.queued, &step.batch, &rows)
+                .and_then(|()| self.record_end(&step.queued)),
+        };
+        match completed {
+            Ok(()) => self.in_flight.push_front(step),
+            Err(error) => {
+                // If this fails too, so will the next step.
+                drop(self.restart());
+                (step.reply)(Err(error.into()));
+            }
+        }
     }
 
     /// Waits for the oldest step in flight and sends its reply.
     fn finish_oldest(&mut self) {
+        self.complete_oldest();
         if let Some(mut step) = self.in_flight.pop_front() {
             let times = step.times.take();
             let rows = self.output(&step.batch, &step.queued, &step.host_rows);
@@ -258,6 +286,9 @@ impl GpuBackend {
         let ids = ids.into_iter().enumerate();
         let mut rows: Vec<RowOutput> = ids
             .map(|(row, id)| {
+                if masks::has_failed(batch, row) {
+                    return RowOutput::NoMask;
+                }
                 let Want::Sample(SampleRow {
                     logprobs: Some(_), ..
                 }) = &batch.logits[row].want
@@ -354,10 +385,13 @@ impl Backend for GpuBackend {
             self.finish_oldest();
         }
         let choices = Choices::of(&batch);
+        // At most one step is left in flight, and this one uses its tokens.
+        self.complete_oldest();
         match self.queue_step(&batch, &choices) {
             Ok((queued, times)) => self.in_flight.push_back(InFlight {
                 times,
                 host_rows: choices.host_rows,
+                awaited_rows: choices.masked_rows,
                 batch,
                 queued,
                 reply,
@@ -380,6 +414,13 @@ impl Backend for GpuBackend {
             self.finish_oldest();
         }
         while let Some(oldest) = self.in_flight.front() {
+            if wait != Wait::All && !masks::are_known(&oldest.batch, &oldest.awaited_rows) {
+                return;
+            }
+            self.complete_oldest();
+            let Some(oldest) = self.in_flight.front() else {
+                return;
+            };
             // The wait in `finish_oldest` reports an error found here.
             if wait != Wait::All && matches!(self.ends[oldest.queued.slot].is_done(), Ok(false)) {
                 return;

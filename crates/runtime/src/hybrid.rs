@@ -15,7 +15,7 @@ use rocmforge_gpu::{Gpu, GpuError};
 use self::stepwise::Residency;
 use super::cpu::{CpuBackend, CpuOptions, CpuStep, Observers};
 use super::gpu::{
-    Choices, Experts, GpuBackend, GpuLayers, GpuOptions, Observation, Offload, QueuedStep,
+    Choices, Choosing, Experts, GpuBackend, GpuLayers, GpuOptions, Observation, Offload, QueuedStep,
 };
 use super::times::{StepPart, StepTimes, Stopwatch};
 use super::tuning::{TuneProgress, TuningStore};
@@ -180,6 +180,10 @@ impl HybridBackend {
                     gpu_index += 1;
                 }
             }
+        }
+        if choices.choosing() == Choosing::AfterMasks {
+            let rows = &choices.masked_rows;
+            self.gpu.queue_choice(&queued, batch, rows)?;
         }
         self.gpu.record_end(&queued)?;
         let rows = self.gpu.output(batch, &queued, &choices.host_rows)?;

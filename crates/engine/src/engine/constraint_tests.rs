@@ -6,7 +6,7 @@ use super::*;
 use crate::event::StopCause;
 use crate::recorder::{Chain, Sizes, always, expected};
 use rocmforge_gguf::TokenId;
-use rocmforge_plan::{Constraint, ConstraintError, Progress};
+use rocmforge_plan::{Batch, Constraint, ConstraintError, Progress};
 
 /// Works for some tokens, then fails.
 #[derive(Clone)]
@@ -97,6 +97,54 @@ fn a_constraint_that_fails_ends_its_request_alone() {
             let complete = FinishReason::Stop(StopCause::Constraint);
             assert!(finished.contains(&(ids[2], complete)), "{finished:?}");
             assert_eq!(engine.stats().blocks.used, 0);
+        }
+    }
+}
+
+/// A failed step leaves steps in flight that wait for masks which never come.
+#[test]
+fn constrained_sequences_outlive_failed_steps_and_the_engine() {
+    let requests: Vec<Request> = (0..3)
+        .map(|i| Request {
+            constraint: Some(Box::new(Chain {
+                state: u64::from(i),
+                n_left: 20,
+            })),
+            ..Request::greedy(vec![i, 3], 8)
+        })
+        .collect();
+    for failing in 0..10 {
+        let fail = move |batch: &Batch| match batch.step == failing {
+            true => Err(DeviceError::LostStep {
+                step: failing,
+                found: 0,
+            }
+            .into()),
+            false => Ok(()),
+        };
+        let mut engine = Sizes::small(4).engine(Box::new(fail));
+        let ids: Vec<RequestId> = requests
+            .iter()
+            .map(|request| engine.submit(request.clone()).unwrap())
+            .collect();
+        let mut tokens: BTreeMap<RequestId, Vec<TokenId>> = BTreeMap::new();
+        while !engine.is_idle() {
+            for event in engine.step().unwrap() {
+                if let Event::Token { request, id, .. } = event {
+                    tokens.entry(request).or_default().push(id);
+                }
+            }
+        }
+        for (request, id) in requests.iter().zip(&ids) {
+            assert_eq!(tokens[id], expected(request, 32, 4).ids, "{failing}");
+        }
+        // The engine ends with steps in flight.
+        let mut engine = Sizes::small(4).engine(always());
+        for request in &requests {
+            engine.submit(request.clone()).unwrap();
+        }
+        for _ in 0..failing {
+            engine.step().unwrap();
         }
     }
 }

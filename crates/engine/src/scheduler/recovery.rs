@@ -84,6 +84,15 @@ impl Scheduler {
         std::mem::replace(&mut self.sequences[slot].failed_alone, true)
     }
 
+    /// Lets steps in flight end whose masks depend on a step that was not computed.
+    pub(crate) fn break_promises(&mut self) {
+        for sequence in self.sequences.iter_mut() {
+            if let Some(constrained) = &mut sequence.constrained {
+                constrained.break_promise();
+            }
+        }
+    }
+
     /// Takes all sequences back after the steps of `failed` were not computed; no other step is in flight. Returns the
     /// sequence of the failed steps if it was alone in them.
     pub(crate) fn recover(&mut self, failed: &[StepRecord]) -> Option<Slot> {
@@ -95,6 +104,7 @@ impl Scheduler {
         for sequence in self.sequences.iter_mut() {
             sequence.pending = None;
         }
+        self.break_promises();
         // By age.
         let mut suspects: BTreeMap<RequestId, Member> = BTreeMap::new();
         for record in failed {

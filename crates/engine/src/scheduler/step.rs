@@ -49,14 +49,14 @@ impl Step {
             && self.batch.logits.len() < self.limits.max_logits
     }
 
-    /// Returns how many of the sequence's tokens fit. 0 if its pending token is older than the last step or decides which
-    /// token may follow, or if the steps in flight complete it.
+    /// Returns how many of the sequence's tokens fit. 0 if its pending token is older than the last step, or if the steps
+    /// in flight complete it.
     pub(super) fn rows_for(&self, sequence: &Sequence) -> usize {
         let complete = sequence.n_generated() > 0 && !sequence.wants_sample(self.limits.n_ctx);
         if complete
-            || sequence.pending.is_some_and(|pending| {
-                sequence.constrained.is_some() || pending.step + 1 != self.batch.step
-            })
+            || sequence
+                .pending
+                .is_some_and(|pending| pending.step + 1 != self.batch.step)
         {
             return 0;
         }

@@ -208,6 +208,13 @@ fn constrained_rows_on_a_gpu_follow_their_grammar() {
         sampling: hot(1),
         ..fixture.request("Once upon", 12)
     };
+    let alone = Request {
+        sampling: Arc::new(SamplingParams::greedy()),
+        ..number.clone()
+    };
+    let alone = std::slice::from_ref(&alone);
+    let on_cpu = run(&mut fixture.loaded.engine(&Fixture::config(2)), alone);
+    assert_eq!(run(&mut engine, alone), on_cpu);
     let answers = run(&mut engine, &[free.clone(), number.clone(), number]);
     let cpu = run(
         &mut fixture.loaded.engine(&Fixture::config(2)),
@@ -237,14 +244,21 @@ fn preempted_sequences_keep_their_constraint() {
             ..fixture.request("Words:", 120)
         })
         .collect();
-    let roomy = run(&mut fixture.loaded.engine(&Fixture::config(4)), &requests);
+    // On a GPU a batch of another size rounds differently.
+    let config = EngineConfig {
+        device: Device::Cpu,
+        ..Fixture::config(4)
+    };
+    let tokenizer = Some(Arc::clone(&fixture.loaded.tokenizer));
+    let start = |config| Engine::start(&fixture.loaded.model, tokenizer.clone(), config).unwrap();
+    let roomy = run(&mut start(&config), &requests);
     let narrow = EngineConfig {
         n_ctx: Some(128),
         kv_tokens: KvTokens::Exactly(128),
         page: 16,
-        ..Fixture::config(4)
+        ..config.clone()
     };
-    let mut engine = fixture.loaded.engine(&narrow);
+    let mut engine = start(&narrow);
     assert_eq!(run(&mut engine, &requests), roomy);
     assert!(engine.stats().preemptions > 0);
 }

@@ -8,6 +8,7 @@ use super::gemm_f16::GemmF16Kernels;
 use super::group::BatchKernels;
 use super::heads::HeadsKernels;
 use super::kv_move::KvMoveKernels;
+use super::mask::MaskKernels;
 use super::mxfp6::Mxfp6Kernels;
 use super::norm::NormKernels;
 use super::rope_kv::RopeKvKernels;
@@ -66,6 +67,7 @@ modules! {
         experts: ExpertsKernels,
         gemm_f16: GemmF16Kernels,
         heads: HeadsKernels,
+        mask: MaskKernels,
         mma: TileKernels,
         mxfp6: Mxfp6Kernels,
         norm: NormKernels,

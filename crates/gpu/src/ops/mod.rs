@@ -12,6 +12,7 @@ mod heads;
 mod jobs;
 mod kernels;
 mod kv_move;
+mod mask;
 mod mxfp6;
 mod norm;
 mod products;
@@ -39,6 +40,7 @@ pub use heads::{check_split, join_heads, quantize_heads};
 pub use jobs::{Gated, Product};
 pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
+pub use mask::{forbid, mask_words};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{
     add_rms_norm_quantize, check_values, layer_norm, quantize, rms_norm, rms_norm_quantize,

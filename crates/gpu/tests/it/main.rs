@@ -21,6 +21,7 @@ mod images;
 mod kernel_cache;
 mod kv_move;
 mod layouts;
+mod mask;
 mod matmul;
 mod matvec;
 mod mma;

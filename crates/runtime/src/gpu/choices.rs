@@ -41,6 +41,15 @@ pub(crate) enum Chooser {
     },
 }
 
+/// When the tokens of a step are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Choosing {
+    /// As the last part of what is queued for the step.
+    InStep,
+    /// When the masks of its rows are known: the device runs the model meanwhile.
+    AfterMasks,
+}
+
 /// Whether a step computes log-probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Logprobs {
@@ -57,6 +66,8 @@ pub(crate) struct Choices {
     pub(crate) entries: Vec<SampleEntry>,
     /// Rows that the host samples, ascending.
     pub(crate) host_rows: Vec<usize>,
+    /// Rows whose masks the device applies, ascending.
+    pub(crate) masked_rows: Vec<usize>,
 }
 
 impl Choices {
@@ -65,12 +76,23 @@ impl Choices {
         let mut choices = Choices::default();
         for (index, wanted) in batch.logits.iter().enumerate() {
             let row = choices.row(batch, wanted);
-            if row.is_none() {
-                choices.host_rows.push(index);
+            match (&row, &wanted.want) {
+                (None, _) => choices.host_rows.push(index),
+                (Some(_), Want::Sample(sample)) if sample.mask.is_some() => {
+                    choices.masked_rows.push(index);
+                }
+                _ => {}
             }
             choices.rows.push(row.unwrap_or(BEST));
         }
         choices
+    }
+
+    pub(crate) fn choosing(&self) -> Choosing {
+        match self.masked_rows.is_empty() {
+            true => Choosing::InStep,
+            false => Choosing::AfterMasks,
+        }
     }
 
     pub(crate) fn chooser(&self) -> Chooser {
@@ -98,8 +120,8 @@ impl Choices {
         let Want::Sample(sample) = &wanted.want else {
             return None;
         };
-        // Masks are applied on the host.
-        if sample.mask.is_some() {
+        // Log-probabilities are those before the mask.
+        if sample.mask.is_some() && sample.logprobs.is_some() {
             return None;
         }
         let params = &*sample.params;

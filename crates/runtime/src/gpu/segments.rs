@@ -3,7 +3,7 @@
 
 use rocmforge_gpu::{GpuError, ops};
 
-use super::choices::{Choices, Chooser, Logprobs};
+use super::choices::{Choices, Chooser, Choosing, Logprobs};
 use super::compile::Stage;
 use super::run_op::Launcher;
 use super::step::{StepShape, StepToken};
@@ -48,6 +48,10 @@ impl GpuBackend {
         choices: &Choices,
     ) -> Result<QueuedStep, GpuError> {
         let (shape, kind) = self.shape(batch, choices.chooser());
+        let shape = StepShape {
+            choosing: choices.choosing(),
+            ..shape
+        };
         let tokens: Vec<StepToken> = batch
             .tokens
             .iter()
@@ -58,7 +62,8 @@ impl GpuBackend {
         Ok(QueuedStep { shape, slot, kind })
     }
 
-    /// Queues a segment. Returns its timers for [`Observation::Times`].
+    /// Queues a segment; of the last one, all but the choice of tokens if it comes [`Choosing::AfterMasks`]. Returns its
+    /// timers for [`Observation::Times`].
     pub(crate) fn queue_segment(
         &mut self,
         segment: usize,
@@ -82,7 +87,7 @@ impl GpuBackend {
         Ok(None)
     }
 
-    /// Records the end of a step whose segments are all queued.
+    /// Records the end of a step that is queued completely.
     pub(crate) fn record_end(&self, queued: &QueuedStep) -> Result<(), GpuError> {
         self.ends[queued.slot].record()
     }
@@ -150,7 +155,7 @@ impl GpuBackend {
                 mark(StepPart::Ops(stage.ops()));
             }
         }
-        if segment + 1 == self.segments.len() {
+        if segment + 1 == self.segments.len() && shape.choosing == Choosing::InStep {
             self.choose(shape)?;
             mark(StepPart::Choose);
             self.end(shape)?;
@@ -165,7 +170,7 @@ impl GpuBackend {
     }
 
     /// Queues the sampling kernel.
-    fn choose(&self, shape: &StepShape) -> Result<(), GpuError> {
+    pub(super) fn choose(&self, shape: &StepShape) -> Result<(), GpuError> {
         let step = &self.memory.step;
         let sampled = step.sampled(shape);
         if self.has_output && shape.n_logits > 0 {
@@ -189,7 +194,7 @@ impl GpuBackend {
     }
 
     /// Queues the kernel that writes the sampled ids to the host.
-    fn end(&self, shape: &StepShape) -> Result<(), GpuError> {
+    pub(super) fn end(&self, shape: &StepShape) -> Result<(), GpuError> {
         let step = &self.memory.step;
         let (io, sampled) = (step.io(shape), step.sampled(shape));
         ops::end_step(&self.gpu, &io, sampled, step.results())
@@ -235,7 +240,7 @@ impl GpuBackend {
             launcher.run(&Stage::One(index))?;
             observer.after(index + shift, op, batch, &launcher);
         }
-        if segment + 1 == self.segments.len() {
+        if segment + 1 == self.segments.len() && shape.choosing == Choosing::InStep {
             self.choose(shape)?;
             self.end(shape)?;
         }

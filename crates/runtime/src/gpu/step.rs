@@ -8,7 +8,7 @@ use rocmforge_gpu::ops::{
 use rocmforge_gpu::{Buffer, Gpu, GpuError, Pinned, SeqRows, Slice, Step};
 use zerocopy::IntoBytes as _;
 
-use super::choices::{Choices, Chooser, MAX_ENTRIES};
+use super::choices::{Choices, Chooser, Choosing, MAX_ENTRIES};
 use rocmforge_plan::{Batch, TokenLogprob};
 
 /// Marks a padding row for the kernels, and in `from_row` a token whose id is known.
@@ -49,10 +49,11 @@ pub(crate) struct StepShape {
     pub(crate) n_seqs: usize,
     pub(crate) max_rows_of_seq: usize,
     pub(crate) chooser: Chooser,
+    pub(crate) choosing: Choosing,
 }
 
 impl StepShape {
-    /// Returns the shape of `batch` without padding.
+    /// Returns the shape of `batch` without padding, whose tokens are chosen within the step.
     pub(crate) fn of(batch: &Batch, chooser: Chooser) -> StepShape {
         StepShape {
             n_rows: batch.tokens.len(),
@@ -60,10 +61,12 @@ impl StepShape {
             n_seqs: batch.seqs.len(),
             max_rows_of_seq: batch.seqs.iter().map(|seq| seq.n_rows).max().unwrap_or(0),
             chooser,
+            choosing: Choosing::InStep,
         }
     }
 
-    /// Returns the shape of a decode step of `n` sequences: each has one row with logits.
+    /// Returns the shape of a decode step of `n` sequences: each has one row with logits, and its token is chosen within
+    /// the step.
     pub(crate) fn decode(n: usize, chooser: Chooser) -> StepShape {
         StepShape {
             n_rows: n,
@@ -71,6 +74,7 @@ impl StepShape {
             n_seqs: n,
             max_rows_of_seq: 1,
             chooser,
+            choosing: Choosing::InStep,
         }
     }
 }
@@ -116,6 +120,8 @@ pub(crate) struct StepMemory {
     results: Pinned<u32>,
     /// `[N_SLOTS, max_logits, LOGPROB_WORDS]`.
     logprobs: Pinned<u32>,
+    /// Masks of the step in each slot, `[n_masked, mask_words]` and unused words; allocated when rows first have masks.
+    masks: [Option<Pinned<u32>>; N_SLOTS],
     /// Steps written so far, counted by the host.
     n_written: usize,
     words: Vec<u32>,
@@ -152,6 +158,7 @@ impl StepMemory {
             host: Pinned::new(gpu, N_SLOTS * layout.end)?,
             results: Pinned::new(gpu, N_SLOTS * (1 + sizes.max_logits))?,
             logprobs: Pinned::new(gpu, N_SLOTS * sizes.max_logits * LOGPROB_WORDS)?,
+            masks: [const { None }; N_SLOTS],
             n_written: 0,
             words: vec![0; layout.end],
             layout,
@@ -246,6 +253,30 @@ impl StepMemory {
         let list = &words[layout.lists..][..words[N_LIST_WORDS] as usize];
         self.host.write_at(slot * layout.end + layout.lists, list);
         slot
+    }
+
+    /// Writes `masks` [n_masked, mask_words] of the step in `slot`.
+    pub(crate) fn write_masks(
+        &mut self,
+        gpu: &Gpu,
+        slot: usize,
+        masks: &[u32],
+    ) -> Result<(), GpuError> {
+        let memory = &mut self.masks[slot];
+        if memory
+            .as_ref()
+            .is_none_or(|memory| memory.len() < masks.len())
+        {
+            *memory = Some(Pinned::new(gpu, masks.len().next_power_of_two())?);
+        }
+        memory.as_mut().expect("it was allocated").write(masks);
+        Ok(())
+    }
+
+    /// Returns the first `n` words of the masks of the step in `slot`.
+    pub(crate) fn masks(&self, slot: usize, n: usize) -> Slice<'_, u32> {
+        let memory = self.masks[slot].as_ref();
+        memory.expect("masks were written").device().part(0..n)
     }
 
     /// Resets the step counters of host and device; they differ after a step that the device did not run.

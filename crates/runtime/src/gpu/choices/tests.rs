@@ -7,9 +7,9 @@ use rocmforge_gpu::ops::{SCRATCH_WORDS, SampleStep};
 use rocmforge_gpu::{Gpu, image_targets, ops};
 
 use super::*;
-use crate::gpu::sampled;
+use crate::gpu::{masks, sampled};
 use crate::output;
-use rocmforge_plan::{RowOutput, SampleRow as WantedRow, Sampled};
+use rocmforge_plan::{RowOutput, SampleRow as WantedRow, Sampled, TokenMask};
 use rocmforge_plan::{SamplerKind, SamplingParams};
 
 /// Pseudorandom numbers (SplitMix64).
@@ -108,6 +108,22 @@ fn wanted_row(random: &mut Random, n_vocab: usize) -> WantedRow {
     }
 }
 
+/// Allows many or few tokens, and the best one, so that a row with finite logits has one left. The last words may be
+/// missing.
+fn mask(random: &mut Random, logits: &[f32]) -> Arc<TokenMask> {
+    let n_words = logits.len().div_ceil(32);
+    let rarity = random.below(5);
+    let bits =
+        |random: &mut Random| (0..rarity).fold(u32::MAX, |all, _| all & random.bits() as u32);
+    let mut words: Vec<u32> = (0..n_words).map(|_| bits(random)).collect();
+    let best = rocmforge_cpu::argmax(Isa::Scalar, logits).unwrap_or(0);
+    words.truncate(n_words - random.below(2).min(n_words - 1 - best / 32));
+    words[best / 32] |= 1 << (best % 32);
+    let mask = TokenMask::default();
+    mask.set(Ok(words));
+    Arc::new(mask)
+}
+
 /// The GPU that `ROCMFORGE_TEST_DEVICE` names, or the first emulated GPU of this build.
 pub(in crate::gpu) fn gpu() -> Option<Gpu> {
     let built = || {
@@ -137,6 +153,9 @@ fn on_device(gpu: &Gpu, logits: &[f32], batch: &Batch, last: &[Sampled]) -> Vec<
             InputToken::Sampled { row } => last[row].id,
         })
         .collect();
+    let n_rows = choices.rows.len();
+    let masks = masks::packed(batch, &choices.masked_rows, logits.len() / n_rows);
+    let masks = gpu.upload(&masks).unwrap();
     let logits = gpu.upload(logits).unwrap();
     let (rows, entries) = (
         gpu.upload(&choices.rows).unwrap(),
@@ -146,6 +165,7 @@ fn on_device(gpu: &Gpu, logits: &[f32], batch: &Batch, last: &[Sampled]) -> Vec<
     let ids = gpu.alloc::<u32>(choices.rows.len()).unwrap();
     let scratch = gpu.alloc::<u64>(choices.rows.len() * SCRATCH_WORDS);
     let scratch = scratch.unwrap();
+    ops::forbid(gpu, logits.as_slice(), n_rows, masks.as_slice()).unwrap();
     let step = SampleStep {
         rows: rows.as_slice(),
         entries: entries.as_slice(),
@@ -176,7 +196,11 @@ fn device_and_cpu_sample_the_same_tokens() {
                     0 => InputToken::Id(id),
                     _ => InputToken::Sampled { row },
                 });
-                let want = Want::Sample(wanted_row(&mut random, n_vocab));
+                let mut wanted = wanted_row(&mut random, n_vocab);
+                if random.below(3) == 0 {
+                    wanted.mask = Some(mask(&mut random, &all[row * n_vocab..]));
+                }
+                let want = Want::Sample(wanted);
                 batch.logits.push(LogitsRow { row, want });
             }
             let wanted: Vec<&LogitsRow> = batch.logits.iter().collect();
@@ -195,7 +219,7 @@ fn device_and_cpu_sample_the_same_tokens() {
 
 #[test]
 fn splits_mixed_rows_between_device_and_host() {
-    let sample = |params, logprobs| {
+    let with_mask = |params, logprobs, mask| {
         Want::Sample(WantedRow {
             params: Arc::new(params),
             index: 3,
@@ -203,9 +227,11 @@ fn splits_mixed_rows_between_device_and_host() {
             dry: None,
             mu: None,
             logprobs,
-            mask: None,
+            mask,
         })
     };
+    let sample = |params, logprobs| with_mask(params, logprobs, None);
+    let masked = |logprobs| with_mask(SamplingParams::greedy(), logprobs, Some(Arc::default()));
     let penalties = SamplingParams {
         repeat_penalty: 1.1,
         logit_bias: vec![(4, -1.0)],
@@ -223,10 +249,12 @@ fn splits_mixed_rows_between_device_and_host() {
         sample(too_many, None),
         sample(penalties, None),
         Want::Score { target: 1, top: 0 },
+        masked(None),
+        masked(Some(0)),
     ];
     let rows = wants.into_iter().enumerate();
     let batch = Batch {
-        tokens: (0..7)
+        tokens: (0..9)
             .map(|row| match row {
                 5 => InputToken::Sampled { row: 0 },
                 _ => InputToken::Id(0),
@@ -236,9 +264,11 @@ fn splits_mixed_rows_between_device_and_host() {
         ..Batch::default()
     };
     let choices = Choices::of(&batch);
-    assert_eq!(choices.host_rows, [2, 3, 4, 6]);
+    assert_eq!(choices.host_rows, [2, 3, 4, 6, 8]);
+    assert_eq!(choices.masked_rows, [7]);
+    assert_eq!(choices.choosing(), Choosing::AfterMasks);
     let top_k: Vec<u32> = choices.rows.iter().map(|row| row.top_k).collect();
-    assert_eq!(top_k, [0, 40, 0, 0, 0, 40, 0]);
+    assert_eq!(top_k, [0, 40, 0, 0, 0, 40, 0, 0, 0]);
     let lists = [1, 5].map(|i| {
         let row = &choices.rows[i];
         [
