@@ -32,9 +32,17 @@ DEV float gelu_erf(float x) {
 // ln(1 + e^x).
 DEV float softplus(float x) {
     const float e = exp_of(-__builtin_fabsf(x));
-    // The logarithm of 1 + e loses the precision of a small e; there the series is exact enough.
-    const float log = e < 1e-2f ? e * fma(e, fma(e, 0.333333333f, -0.5f), 1.0f) : log_of(1.0f + e);
-    return (x < 0.0f ? 0.0f : x) + log;
+    // A logarithm of 1 + e would lose the precision of a small e. ln(1 + e) = 2 atanh(z) with z = e / (2 + e), at most 1/3.
+    const float z = e / (2.0f + e), zz = z * z;
+    float sum = 1.0f / 15.0f;
+    sum = fma(sum, zz, 1.0f / 13.0f);
+    sum = fma(sum, zz, 1.0f / 11.0f);
+    sum = fma(sum, zz, 1.0f / 9.0f);
+    sum = fma(sum, zz, 1.0f / 7.0f);
+    sum = fma(sum, zz, 0.2f);
+    sum = fma(sum, zz, 1.0f / 3.0f);
+    sum = fma(sum, zz, 1.0f);
+    return (x < 0.0f ? 0.0f : x) + 2.0f * z * sum;
 }
 
 // e^x - 1 for x <= 0.
