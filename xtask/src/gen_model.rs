@@ -25,7 +25,7 @@ pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
         .or_else(|| families::model(name, known))
         .or_else(|| embeddings::model(name, known));
     let Some(model) = model else {
-        let names: Vec<&str> = models::NAMES.into_iter().chain(families::names()).collect();
+        let names: Vec<&str> = names().collect();
         bail!(
             "there is no model {name}; the models are all, {}",
             names.join(", ")
@@ -38,10 +38,17 @@ pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
 /// Writes every model to the folder `out`, as `NAME-TYPE.gguf`.
 pub(crate) fn write_all(ty: &str, out: &Path) -> Result<()> {
     std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
-    for name in models::NAMES {
+    for name in names() {
         write(name, ty, &out.join(format!("{name}-{ty}.gguf")))?;
     }
     Ok(())
+}
+
+fn names() -> impl Iterator<Item = &'static str> {
+    models::NAMES
+        .into_iter()
+        .chain(families::names())
+        .chain(embeddings::CASES.into_iter().map(|case| case.name))
 }
 
 /// Records llama.cpp's logits of every model for the engine's tests.

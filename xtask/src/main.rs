@@ -103,6 +103,9 @@ enum Task {
         /// Number of layers [default: all of the shape]
         #[arg(long, value_name = "N")]
         layers: Option<usize>,
+        /// GGUF file whose vocabulary to copy; it must have as many tokens as the shape
+        #[arg(long, value_name = "FILE")]
+        vocab: Option<PathBuf>,
     },
     /// Write docs/MODELS.md, or check it
     ModelsMd {
@@ -187,7 +190,8 @@ fn main() -> Result<()> {
             types,
             out,
             layers,
-        } => gen_synthetic::write(&shape, &types, layers, &out),
+            vocab,
+        } => gen_synthetic::write(&format!("{shape}:{types}"), layers, vocab.as_deref(), &out),
         Task::FuzzSeeds => fuzz::write_seeds(),
         Task::GenModel { arch, ty, out } if arch == "all" => gen_model::write_all(&ty, &out),
         Task::GenModel { arch, ty, out } => gen_model::write(&arch, &ty, &out),

@@ -155,12 +155,22 @@ pub struct BenchServeArgs {
     /// Times that a good answer keeps, as in ttft_ms=500,itl_ms=60; adds the good answers per second
     #[arg(long, value_name = "TIMES")]
     pub slo: Option<Times>,
+    /// Fields to add to each request, as in {"temperature": 1}
+    #[arg(long, value_name = "JSON", value_parser = fields)]
+    pub extra_body: Option<Fields>,
     /// Seed of the prompts and times
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Output format
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = BenchOutput::Table, help_heading = "Output")]
     pub output: BenchOutput,
+}
+
+/// The value of `--extra-body`.
+pub type Fields = serde_json::Map<String, serde_json::Value>;
+
+fn fields(text: &str) -> Result<Fields, String> {
+    serde_json::from_str(text).map_err(|error| format!("this is no JSON object: {error}"))
 }
 
 fn rate(text: &str) -> Result<f64, String> {

@@ -18,8 +18,9 @@ pub fn run(args: &BenchServeArgs) -> Result<()> {
         (None, n) => Arrivals::Concurrency(n.unwrap_or(1) as usize),
     };
     note(&format!("{} requests to {}", args.n, args.url));
+    let target = Target::new(&args.url, args.model.clone(), args.key.clone())?;
     let report = run_load(Load {
-        target: Target::new(&args.url, args.model.clone(), args.key.clone())?,
+        target: target.with_fields(args.extra_body.clone().unwrap_or_default()),
         arrivals,
         n: args.n as usize,
         prompt_tokens: args.prompt_tokens as usize,

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::io::Write;
 
 use rocmforge_gguf::quant::quantize_rows;
-use rocmforge_gguf::{Error, GgmlType, TensorInfo, Writer};
+use rocmforge_gguf::{Error, GgmlType, OwnedValue, TensorInfo, Writer};
 
 use crate::error::QuantizeError;
 use crate::mix::ModelFacts;
@@ -35,6 +35,8 @@ pub struct Synthetic {
     pub types: QuantizeOptions,
     /// Number of layers; `None` means those of the shape.
     pub n_layers: Option<usize>,
+    /// Keys and values to add, such as those of a vocabulary.
+    pub metadata: Vec<(String, OwnedValue)>,
 }
 
 /// The distribution of a tensor's values.
@@ -178,6 +180,9 @@ impl Synthetic {
         w.set(&format!("{}.rope.freq_base", shape.arch), shape.rope_base);
         tensors::add_facts(shape, &mut w);
         w.set("tokenizer.ggml.model", "no_vocab");
+        for (key, value) in &self.metadata {
+            w.set(key, value.clone());
+        }
         w
     }
 
@@ -300,10 +305,13 @@ mod tests {
                 shape: small,
                 types: QuantizeOptions::new(file_type),
                 n_layers: Some(2),
+                metadata: vec![("tokenizer.ggml.pre".to_string(), "default".into())],
             };
             let mut bytes = Vec::new();
             synthetic.write(&mut bytes).unwrap();
             let gguf = Arc::new(Gguf::from_vec(bytes).unwrap());
+            let pre = gguf.metadata().str("tokenizer.ggml.pre").unwrap();
+            assert_eq!(pre, "default");
             if let Some(v) = gguf.tensor("blk.1.attn_v.weight") {
                 let expected = match file_type {
                     _ if shape.experts.is_some_and(|experts| experts.n_experts == 8) => {

@@ -52,6 +52,7 @@ impl FromStr for Synthetic {
             shape,
             types: options(types)?,
             n_layers: None,
+            metadata: Vec::new(),
         })
     }
 }

@@ -7,7 +7,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::net::TcpStream;
 
 use super::LoadError;
@@ -24,6 +24,8 @@ pub struct Target {
     base: String,
     model: Option<String>,
     key: Option<String>,
+    /// Added to the body of each request.
+    extra: Map<String, Value>,
 }
 
 /// A completion to ask for.
@@ -76,7 +78,14 @@ impl Target {
             },
             model,
             key,
+            extra: Map::new(),
         })
+    }
+
+    /// Adds fields to the body of each request, in the place of those that are there.
+    #[must_use]
+    pub fn with_fields(self, extra: Map<String, Value>) -> Target {
+        Target { extra, ..self }
     }
 
     pub(super) async fn ask(&self, asked: &Asked) -> Outcome {
@@ -152,6 +161,9 @@ impl Target {
         });
         if let Some(model) = &self.model {
             body["model"] = model.as_str().into();
+        }
+        for (name, value) in &self.extra {
+            body[name] = value.clone();
         }
         let mut request = Request::post(format!("{}/v1/completions", self.base))
             .header(header::HOST, &self.authority)
