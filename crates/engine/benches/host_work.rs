@@ -77,6 +77,7 @@ fn engine(n_seqs: usize, tokenizer: &Arc<Tokenizer>) -> Engine {
         max_seqs: n_seqs,
         max_tokens: n_seqs.max(N_PROMPT),
         max_logits: n_seqs,
+        step_target: None,
         prefix_sharing: PrefixSharing::On,
         context_policy: ContextPolicy::Stop,
         can_shift: true,

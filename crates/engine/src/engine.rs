@@ -5,7 +5,7 @@ mod output;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{DeviceError, EngineError};
 use crate::event::{Event, Failure, FinishReason};
@@ -34,12 +34,21 @@ pub struct Engine {
     executor: Executor,
     intake: Arc<Intake>,
     masks: Masks,
-    in_flight: VecDeque<(Pending, StepRecord)>,
+    in_flight: VecDeque<Submitted>,
+    /// When the result of the last step came.
+    last_result: Option<Instant>,
     steps_in_flight: usize,
     /// Events of a step that ended with an error.
     kept: Vec<Event>,
     n_computed_steps: u64,
     fusion: Fusion,
+}
+
+/// A step whose result has not come yet.
+struct Submitted {
+    pending: Pending,
+    record: StepRecord,
+    at: Instant,
 }
 
 impl Engine {
@@ -110,6 +119,7 @@ impl Engine {
             intake: Arc::new(Intake::new(limits, n_vocab, tokenizer)),
             masks: Masks::new(n_vocab),
             in_flight: VecDeque::new(),
+            last_result: None,
             steps_in_flight,
             kept: Vec::new(),
             n_computed_steps: 0,
@@ -230,14 +240,28 @@ impl Engine {
         let scheduled = self.scheduler.schedule();
         let submitted = scheduled.is_some();
         if let Some((batch, record)) = scheduled {
-            self.in_flight
-                .push_back((self.executor.submit(batch), record));
+            self.in_flight.push_back(Submitted {
+                pending: self.executor.submit(batch),
+                record,
+                at: Instant::now(),
+            });
         }
         if (!submitted || self.in_flight.len() >= self.steps_in_flight)
-            && let Some((pending, record)) = self.in_flight.pop_front()
+            && let Some(Submitted {
+                pending,
+                record,
+                at,
+            }) = self.in_flight.pop_front()
         {
             match pending.wait() {
-                Ok(output) => self.process_output(output, &record, &mut events),
+                Ok(output) => {
+                    let now = Instant::now();
+                    // The device ran the step before until then.
+                    let before = self.last_result.replace(now);
+                    let since = before.map_or(at, |before| before.max(at));
+                    self.scheduler.record_time(record.load, now - since);
+                    self.process_output(output, &record, &mut events);
+                }
                 Err(error) => match self.step_failed(error, record) {
                     Ok(failed) => events.extend(failed),
                     Err(error) => {
@@ -259,9 +283,9 @@ impl Engine {
         self.scheduler.break_promises();
         let mut failed = vec![record];
         // What comes after it has used its results.
-        for (pending, record) in self.in_flight.drain(..) {
-            drop(pending.wait());
-            failed.push(record);
+        for later in self.in_flight.drain(..) {
+            drop(later.pending.wait());
+            failed.push(later.record);
         }
         let error = self.with_cause(error);
         let is_lost = matches!(&error, RuntimeError::Device(error) if error.is_loss());
@@ -300,7 +324,7 @@ impl Engine {
     /// tokens.
     pub fn restart(&mut self, executor: Executor) {
         let in_flight = self.in_flight.drain(..);
-        let records: Vec<StepRecord> = in_flight.map(|(_, record)| record).collect();
+        let records: Vec<StepRecord> = in_flight.map(|step| step.record).collect();
         self.scheduler.recover(&records);
         // The old one ends; none of its steps waits for a mask any more.
         self.executor = executor;
@@ -366,6 +390,9 @@ mod tests;
 
 #[cfg(test)]
 mod constraint_tests;
+
+#[cfg(test)]
+mod prefill_tests;
 
 #[cfg(test)]
 mod embedding_tests;

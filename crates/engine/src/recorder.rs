@@ -293,6 +293,7 @@ impl Sizes {
             max_seqs,
             max_tokens: 16.max(max_seqs),
             max_logits: 8.max(max_seqs),
+            step_target: None,
             prefix_sharing: PrefixSharing::On,
             context_policy: ContextPolicy::Stop,
             can_shift: true,

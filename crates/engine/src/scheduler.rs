@@ -1,19 +1,20 @@
 //! The scheduler: builds the batch of the next step (continuous batching with chunked prefill).
 //!
 //! Every running sequence gets its next token (decode) or its next chunk of the prompt (prefill) in the same batch, in
-//! order of priority and age, within a budget of tokens. Waiting requests are admitted while budget is left. When the
-//! cache runs out of blocks, the last sequence of that order is preempted: it releases its blocks and is computed again
-//! later, mostly from the prefix cache. A preempted sequence repeats its context shifts at the same positions, so its
-//! text does not change.
+//! order of priority and age. Decode comes first: prompts share a budget of tokens beside it. Waiting requests are
+//! admitted while budget is left. When the cache runs out of blocks, the last sequence of that order is preempted: it
+//! releases its blocks and is computed again later, mostly from the prefix cache. A preempted sequence repeats its context
+//! shifts at the same positions, so its text does not change.
 //!
 //! The work per token does not depend on the number of sequences: they are found by slot, and block tables are shared
 //! with the batch.
 
+mod pace;
 mod recovery;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::context;
 use crate::kv_cache::{BlockPool, BlockTable, ContextShifts, KvUsage};
@@ -21,11 +22,12 @@ use crate::request::RequestId;
 use crate::sequence::{Sequence, Turn};
 use crate::sequences::{Member, Sequences, Slot};
 use crate::stats::{BlockUsage, EngineStats, PrefixLookups};
+use pace::{Load, Pace};
 use recovery::Trials;
 use rocmforge_plan::Batch;
 use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
-use step::Step;
 pub(crate) use step::StepRecord;
+use step::{Prefill, Step};
 
 /// All sequences and the KV-cache accounting.
 #[derive(Debug)]
@@ -38,6 +40,7 @@ pub(crate) struct Scheduler {
     running: Vec<Slot>,
     deadlines: BTreeSet<(Instant, RequestId)>,
     trials: Trials,
+    pace: Pace,
     next_step: u64,
     shifts: ContextShifts,
     kv_usage: KvUsage,
@@ -58,6 +61,7 @@ impl Scheduler {
             running: Vec::new(),
             deadlines: BTreeSet::new(),
             trials: Trials::default(),
+            pace: Pace::default(),
             next_step: 0,
             shifts: ContextShifts::default(),
             kv_usage: KvUsage::default(),
@@ -150,8 +154,8 @@ impl Scheduler {
 
     /// Returns the next batch, or `None` if there is no sequence or every one waits for a step in flight.
     pub(crate) fn schedule(&mut self) -> Option<(Batch, StepRecord)> {
-        let mut step = Step::new(self.next_step, self.limits);
         let trial = self.next_trial();
+        let mut step = Step::new(self.next_step, self.limits, self.prefill(trial));
         let mut usage = KvUsage::default();
         let mut at = 0;
         while at < self.running.len() {
@@ -198,6 +202,38 @@ impl Scheduler {
         }
         self.next_step += 1;
         Some((step.batch, step.record))
+    }
+
+    /// Records the time of a step that the device computed.
+    pub(crate) fn record_time(&mut self, load: Load, time: Duration) {
+        self.pace.record(load, time);
+    }
+
+    /// Returns what the next step takes of prompts. Sequences that generate have their row first. While one prompt waits
+    /// for another, none takes more than half.
+    fn prefill(&self, trial: Option<u64>) -> Prefill {
+        let running = self.running.iter().map(|slot| &self.sequences[*slot]);
+        let n_decoding = running
+            .filter(|sequence| sequence.trial == trial && sequence.is_decoding())
+            .count();
+        let n_free = self.limits.max_seqs - self.running.len();
+        let n_prompts = self.running.len() - n_decoding + self.waiting.len().min(n_free);
+        let page = self.pool.page();
+        let most = self.limits.max_tokens.saturating_sub(n_decoding);
+        let paced = match self.limits.step_target {
+            Some(target) if n_decoding > 0 => self.pace.budget(target),
+            _ => None,
+        };
+        let n_tokens = paced.map_or(most, |n| n.max(page).min(most));
+        let n_of_one = match n_prompts {
+            0 | 1 => n_tokens,
+            _ => (n_tokens / 2).max(page),
+        };
+        Prefill {
+            n_tokens,
+            n_of_one,
+            n_decoding,
+        }
     }
 
     fn add_usage(&self, slot: Slot, usage: &mut KvUsage) {

@@ -120,6 +120,11 @@ impl Sequence {
         self.len() - self.n_prompt
     }
 
+    /// Returns whether all of its tokens but the last generated one are computed, or in a step in flight.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.n_generated() > 0 && self.n_unsubmitted() <= 1
+    }
+
     /// Returns whether the sequence needs another token, in a context of `n_ctx`.
     pub(crate) fn wants_sample(&self, n_ctx: usize) -> bool {
         let has_room = self.context_policy != ContextPolicy::Stop || self.len() < n_ctx;

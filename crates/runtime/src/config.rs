@@ -1,5 +1,7 @@
 //! The user's settings of an engine: context, KV cache, batch sizes and device.
 
+use std::time::Duration;
+
 use rocmforge_plan::{Fusion, KvType};
 
 use crate::error::ConfigError;
@@ -21,6 +23,9 @@ pub struct EngineConfig {
     pub kv_type: KvType,
     /// Tokens per step. Longer prompts are prefilled in chunks of this size.
     pub max_batch_tokens: usize,
+    /// How long a step should take at most while sequences generate: it takes fewer tokens of prompts then, but at least a
+    /// page of them. `None` lets prompts fill each step.
+    pub step_target: Option<Duration>,
     pub prefix_sharing: PrefixSharing,
     /// Steps submitted before the first one's result is read: 1 or 2. With 2, the device never waits for the engine,
     /// and the end of a text is noticed one step late.
@@ -64,6 +69,7 @@ impl Default for EngineConfig {
             page: 32,
             kv_type: KvType::F16,
             max_batch_tokens: 256,
+            step_target: None,
             prefix_sharing: PrefixSharing::On,
             steps_in_flight: 1,
             device: Device::Cpu,

@@ -1,6 +1,8 @@
 //! Limits of an engine: resolves the context and the KV-cache size against the model and the free memory, once at
 //! start.
 
+use std::time::Duration;
+
 use crate::config::{ContextPolicy, EngineConfig, KvTokens, PrefixSharing};
 use crate::error::ConfigError;
 use rocmforge_model::Model;
@@ -27,6 +29,8 @@ pub struct Limits {
     pub max_tokens: usize,
     /// Rows of logits per step.
     pub max_logits: usize,
+    /// The time that a step should take at most while sequences generate.
+    pub step_target: Option<Duration>,
     pub prefix_sharing: PrefixSharing,
     /// The policy of requests that set none.
     pub context_policy: ContextPolicy,
@@ -271,6 +275,7 @@ pub(crate) fn resolve_in(
             max_seqs: config.max_seqs,
             max_tokens,
             max_logits,
+            step_target: config.step_target,
             // What comes after a prefix changes its values.
             prefix_sharing: match whole_sequences {
                 true => PrefixSharing::Off,

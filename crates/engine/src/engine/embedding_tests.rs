@@ -56,6 +56,7 @@ fn random_embeddings_match_each_text_alone() {
             max_seqs: 1 + random.below(6),
             max_tokens,
             max_logits: max_tokens,
+            step_target: None,
             prefix_sharing: match whole_sequences {
                 true => PrefixSharing::Off,
                 false => PrefixSharing::On,

@@ -74,6 +74,7 @@ fn random_traffic_matches_each_request_alone() {
             max_seqs,
             max_tokens: max_seqs + random.below(24),
             max_logits: 2 + random.below(8),
+            step_target: [None, Some(Duration::ZERO), Some(Duration::MAX)][random.below(3)],
             prefix_sharing: if random.below(4) == 0 {
                 PrefixSharing::Off
             } else {
@@ -182,6 +183,7 @@ fn rejects_invalid_requests_with_a_reason() {
         max_seqs: 2,
         max_tokens: 8,
         max_logits: 4,
+        step_target: None,
         prefix_sharing: PrefixSharing::On,
         context_policy: ContextPolicy::Stop,
         can_shift: true,
@@ -265,6 +267,7 @@ fn dead_device_is_an_error() {
         max_seqs: 2,
         max_tokens: 8,
         max_logits: 4,
+        step_target: None,
         prefix_sharing: PrefixSharing::On,
         context_policy: ContextPolicy::Stop,
         can_shift: true,

@@ -1,5 +1,6 @@
 //! Builds the batch of a step and remembers what its output rows are for.
 
+use super::pace::Load;
 use crate::kv_cache::BlockPool;
 use crate::request::PromptOutput;
 use crate::sequence::{PendingSample, RowPurpose, Sequence};
@@ -16,6 +17,7 @@ pub(crate) struct StepRecord {
     pub(crate) rows: Vec<RowRecord>,
     /// Sequences without generated tokens, whose prompt ends in this step.
     pub(crate) evaluated: Vec<Member>,
+    pub(crate) load: Load,
 }
 
 /// The purpose of an output row.
@@ -30,10 +32,22 @@ pub(super) struct Step {
     pub(super) batch: Batch,
     pub(super) record: StepRecord,
     limits: Limits,
+    prefill: Prefill,
+}
+
+/// What a step takes of prompts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Prefill {
+    /// Tokens of all prompts.
+    pub(super) n_tokens: usize,
+    /// Tokens of one prompt.
+    pub(super) n_of_one: usize,
+    /// Sequences that generate; each has a row beside the prompts.
+    pub(super) n_decoding: usize,
 }
 
 impl Step {
-    pub(super) fn new(number: u64, limits: Limits) -> Step {
+    pub(super) fn new(number: u64, limits: Limits, prefill: Prefill) -> Step {
         Step {
             batch: Batch {
                 step: number,
@@ -41,12 +55,15 @@ impl Step {
             },
             record: StepRecord::default(),
             limits,
+            prefill,
         }
     }
 
+    /// Whether there is room for a prompt.
     pub(super) fn has_budget(&self) -> bool {
         self.batch.tokens.len() < self.limits.max_tokens
             && self.batch.logits.len() < self.limits.max_logits
+            && self.record.load.n_prefill < self.prefill.n_tokens
     }
 
     /// Returns how many of the sequence's tokens fit. 0 if its pending token is older than the last step, or if the steps
@@ -72,7 +89,17 @@ impl Step {
             .n_unsubmitted()
             .min(n_left)
             .min(self.limits.max_tokens - self.batch.tokens.len());
-        let max_outputs = self.limits.max_logits - self.batch.logits.len();
+        let mut max_outputs = self.limits.max_logits - self.batch.logits.len();
+        if !sequence.is_decoding() && !self.limits.whole_sequences {
+            let Load {
+                n_decoding,
+                n_prefill,
+            } = self.record.load;
+            let left = self.prefill.n_tokens.saturating_sub(n_prefill);
+            n = n.min(left).min(self.prefill.n_of_one);
+            let n_to_come = self.prefill.n_decoding.saturating_sub(n_decoding);
+            max_outputs = max_outputs.saturating_sub(n_to_come);
+        }
         if self.outputs_in(sequence, n) > max_outputs {
             // Each token has at most two output rows, so this ends quickly.
             n = (0..n)
@@ -119,6 +146,10 @@ impl Step {
             id: sequence.id,
         };
         self.record.members.push(member);
+        match sequence.is_decoding() {
+            true => self.record.load.n_decoding += 1,
+            false => self.record.load.n_prefill += n,
+        }
         let first_row = self.batch.tokens.len();
         let first = sequence.n_submitted;
         let first_pos = sequence.n_positions();

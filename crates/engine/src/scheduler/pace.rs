@@ -1,0 +1,106 @@
+//! How many tokens of prompts a step takes. Sequences that generate wait for the prompts in their steps, so these get as
+//! many tokens as keep the step's time near a target, by the times of earlier steps. A step without such sequences takes
+//! as many as the device can.
+
+use std::time::Duration;
+
+/// Weight of the newest step in a mean.
+const NEW: f64 = 0.25;
+
+/// The tokens of a step, by their kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Load {
+    /// Sequences that generate.
+    pub(crate) n_decoding: usize,
+    /// Tokens of prompts.
+    pub(crate) n_prefill: usize,
+}
+
+/// The speed of the device, learned from the times of steps.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// Seconds of a step without tokens of prompts.
+    decode: Option<f64>,
+    /// Seconds that the tokens of prompts add to a step, and their number.
+    prompts: Option<[f64; 2]>,
+}
+
+impl Pace {
+    /// Learns from a step. `time` begins when the device was free for it.
+    pub(super) fn record(&mut self, load: Load, time: Duration) {
+        let time = time.as_secs_f64();
+        if load.n_prefill == 0 {
+            self.decode = Some(mean(self.decode, time));
+            return;
+        }
+        let of_decoding = match load.n_decoding {
+            0 => 0.0,
+            // It may have become faster since, and prompts take some time.
+            _ => self.decode.unwrap_or(0.0).min(0.9 * time),
+        };
+        let [before_time, before_n] = self.prompts.map_or([None; 2], |both| both.map(Some));
+        self.prompts = Some([
+            mean(before_time, time - of_decoding),
+            mean(before_n, load.n_prefill as f64),
+        ]);
+    }
+
+    /// Returns how many tokens of prompts fit into a step of `target` beside sequences that generate; `None` if nothing is
+    /// known yet.
+    pub(super) fn budget(&self, target: Duration) -> Option<usize> {
+        let [time, n] = self.prompts?;
+        let left = target.as_secs_f64() - self.decode.unwrap_or(0.0);
+        // A cast of what is below 0 or not a number gives 0.
+        Some((left / time * n) as usize)
+    }
+}
+
+fn mean(before: Option<f64>, new: f64) -> f64 {
+    before.map_or(new, |before| before + NEW * (new - before))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGET: Duration = Duration::from_millis(50);
+
+    fn load(n_decoding: usize, n_prefill: usize) -> Load {
+        Load {
+            n_decoding,
+            n_prefill,
+        }
+    }
+
+    /// A device that takes 10 ms, and 1 ms more for each token of a prompt.
+    #[test]
+    fn learns_the_speed_of_a_device() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.budget(TARGET), None);
+        pace.record(load(4, 0), Duration::from_millis(10));
+        assert_eq!(pace.budget(TARGET), None);
+        for n in [100, 7, 64, 1, 30] {
+            pace.record(load(4, n), Duration::from_millis(10 + n as u64));
+        }
+        let budget = pace.budget(TARGET).unwrap();
+        assert!((39..=40).contains(&budget), "{budget}");
+        // It becomes twice as fast.
+        for _ in 0..40 {
+            pace.record(load(4, 40), Duration::from_millis(25));
+            pace.record(load(4, 0), Duration::from_millis(5));
+        }
+        let budget = pace.budget(TARGET).unwrap();
+        assert!((89..=91).contains(&budget), "{budget}");
+    }
+
+    #[test]
+    fn odd_times_give_no_odd_budgets() {
+        let mut pace = Pace::default();
+        pace.record(load(0, 10), Duration::ZERO);
+        assert_eq!(pace.budget(TARGET), Some(usize::MAX));
+        pace.record(load(1, 0), Duration::from_secs(100));
+        pace.record(load(1, 1), Duration::from_millis(1));
+        assert_eq!(pace.budget(TARGET), Some(0));
+        assert_eq!(pace.budget(Duration::ZERO), Some(0));
+    }
+}
