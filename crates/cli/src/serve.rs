@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use rocmforge_engine::serve::{ServeOptions, serve};
-use rocmforge_engine::{Device, EngineConfig, KvTokens};
+use rocmforge_engine::serve::{Restart, ServeOptions, serve};
+use rocmforge_engine::{Device, Engine, EngineConfig, KvTokens};
 use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::gpu::WhenIdle;
 use rocmforge_server::{Config, Keys, NewKey, Server, Tls};
@@ -122,7 +122,11 @@ fn start(
     }
     let options = ServeOptions {
         max_waiting: args.max_queue,
-        ..ServeOptions::default()
+        restart: Some(restart(
+            &session.engine,
+            session.model.clone(),
+            session.config.clone(),
+        )),
     };
     Ok(rocmforge_server::Model {
         name: name.unwrap_or_else(|| default_name(path.map(PathBuf::as_path), &session.file.label)),
@@ -163,8 +167,22 @@ fn with_cache(config: EngineConfig, args: &ServeArgs, model: &Model) -> EngineCo
     };
     EngineConfig {
         kv_tokens,
+        step_target: (args.itl_target > 0).then(|| Duration::from_millis(args.itl_target)),
         ..config
     }
+}
+
+/// Returns what replaces a lost backend: another one with the same context and KV cache.
+fn restart(engine: &Engine, model: Model, config: EngineConfig) -> Restart {
+    let config = EngineConfig {
+        n_ctx: Some(engine.n_ctx()),
+        kv_tokens: KvTokens::Exactly(engine.stats().blocks.total * config.page),
+        ..config
+    };
+    Box::new(move || {
+        let started = rocmforge_runtime::start(&model, &config)?;
+        Ok(started.executor)
+    })
 }
 
 /// Returns the name of a file's model: the file's name without `.gguf`.
@@ -172,5 +190,59 @@ fn default_name(path: Option<&Path>, label: &str) -> String {
     match path {
         None => BUILT_IN.to_string(),
         Some(_) => label.strip_suffix(".gguf").unwrap_or(label).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use rocmforge_engine::{Event, Request};
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    /// Returns the tokens of an answer, whose backend is replaced after some of them.
+    fn answer(replaced_after: Option<usize>) -> Vec<u32> {
+        let flags = ["rocmforge", "serve", "--device", "cpu", "--ctx", "64"];
+        let Command::Serve(args) = Cli::parse_from(flags).command else {
+            unreachable!("the command is serve");
+        };
+        let model = ModelArgs {
+            model: None,
+            load: args.load.clone(),
+            pre: None,
+        };
+        let config = resolve::answer_config(&args.device, &args.context, WhenIdle::Tune).unwrap();
+        let config = |loaded: &Model| with_cache(config, &args, loaded);
+        let (purpose, needed) = (Purpose::Text, Vocabulary::Needed);
+        let session = Session::start_for(purpose, &model, &args.device, needed, config).unwrap();
+        let mut engine = session.engine;
+        let mut restart = restart(&engine, session.model, session.config);
+        let request = Request::greedy(vec![1, 2, 3], 20);
+        engine.submit(request).unwrap();
+        let mut tokens = Vec::new();
+        while !engine.is_idle() {
+            let events = engine.step().unwrap();
+            tokens.extend(events.iter().filter_map(|event| match event {
+                Event::Token { id, .. } => Some(*id),
+                _ => None,
+            }));
+            if replaced_after.is_some_and(|n| n == tokens.len()) {
+                let n_blocks = engine.stats().blocks.total;
+                engine.close_backend();
+                engine.restart(restart().unwrap());
+                assert_eq!(engine.stats().blocks.total, n_blocks);
+            }
+        }
+        tokens
+    }
+
+    #[test]
+    fn an_answer_goes_on_after_the_backend_is_replaced() {
+        let expected = answer(None);
+        assert!(expected.len() > 5, "{expected:?}");
+        for n in [1, 4] {
+            assert_eq!(answer(Some(n)), expected);
+        }
     }
 }

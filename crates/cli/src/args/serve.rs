@@ -99,6 +99,15 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub kv_tokens: Option<usize>,
+    /// Milliseconds between tokens that prompts of other requests should not exceed; 0 lets them
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 50,
+        env = "ROCMFORGE_ITL_TARGET",
+        hide_env_values = true
+    )]
+    pub itl_target: u64,
     /// Seconds that running requests may take after the server is told to stop
     #[arg(
         long,
