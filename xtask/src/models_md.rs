@@ -27,7 +27,7 @@ const PROOF: &str = "
 
 Each architecture has small random models with the metadata of its released files. The tests compare them
 
-- with llama.cpp, on the CPU in F32: for the models of `testkit/src/models/families/rows.rs` a logit of every position of
+- with llama.cpp, on the CPU in F32: for the models of `testkit/src/models/families` a logit of every position of
   prompts of 1, 33 and 130 tokens, or logits of a prompt longer than the chunks or windows that llama.cpp fixes; for the
   others logits after 1, 17 and 300 tokens;
 - on an emulated GPU with the CPU.

@@ -8,10 +8,10 @@ use crate::embedding::EmbeddingFacts;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
-    apertus, arcee, bert, cohere, deepseek2, exaone4, falcon, gemma, gemma3n, gemma4, glm4,
-    gpt_oss, gpt2, granite, hunyuan, laguna, llama, llama4, mimo2, minicpm3, mistral3, mixtures,
-    modern_bert, muse_glimmer, olmo2, phi3, phimoe, qwen, seed_oss, smallthinker, smollm3,
-    stablelm, step35,
+    afmoe, apertus, arcee, bert, cohere, deepseek2, exaone_moe, exaone4, falcon, gemma, gemma3n,
+    gemma4, glm4, gpt_oss, gpt2, granite, hunyuan, laguna, llama, llama4, mellum, mimo2, minicpm3,
+    mistral3, mixtures, modern_bert, muse_glimmer, olmo2, phi3, phimoe, qwen, seed_oss,
+    smallthinker, smollm3, stablelm, step35,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
@@ -118,6 +118,12 @@ static FAMILIES: &[Family] = &[
     row("mimo2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (mimo2::facts, mimo2::record)),
     row("step35", (Neox, Factors::LongRope), HeadNorm::IfPresent, (step35::facts, llama::record)),
     row("mistral3", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (mistral3::facts, llama::record)),
+    row("cohere2moe", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (cohere::mixture, cohere::record)),
+    row("exaone-moe", (Neox, Factors::IfPresent), HeadNorm::Each, (exaone_moe::facts, llama::record)),
+    row("afmoe", (Neox, Factors::LongRope), HeadNorm::Each, (afmoe::facts, afmoe::record)),
+    row("mellum", (Neox, Factors::LongRope), HeadNorm::Each, (mellum::facts, llama::record)),
+    row("maincoder", (Norm, Factors::LongRope), HeadNorm::EachAfterRope, (qwen::dense, llama::record)),
+    row("pangu-embedded", (Neox, Factors::IfPresent), HeadNorm::IfPresent, (qwen::dense, llama::record)),
     row("bert", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts_with_positions, bert::record)).with(EmbeddingFacts::ENCODER),
     row("nomic-bert", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts, bert::record_nomic)).with(EmbeddingFacts::ENCODER),
     row("nomic-bert-moe", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts_with_experts, bert::record)).with(EmbeddingFacts::ENCODER),

@@ -1,12 +1,14 @@
 //! One short file for each kind of model: what it needs of the metadata, then its plan, from the embeddings to the
 //! logits.
 
+pub(crate) mod afmoe;
 pub(crate) mod apertus;
 pub(crate) mod arcee;
 pub(crate) mod bert;
 pub(crate) mod cohere;
 pub(crate) mod deepseek2;
 pub(crate) mod exaone4;
+pub(crate) mod exaone_moe;
 pub(crate) mod falcon;
 pub(crate) mod gemma;
 pub(crate) mod gemma3n;
@@ -19,6 +21,7 @@ pub(crate) mod hunyuan;
 pub(crate) mod laguna;
 pub(crate) mod llama;
 pub(crate) mod llama4;
+pub(crate) mod mellum;
 pub(crate) mod mimo2;
 pub(crate) mod minicpm3;
 pub(crate) mod mistral3;

@@ -6,11 +6,11 @@ use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 use super::latent::Latent;
 use super::{N_VOCAB, Synth};
-use rows::ROWS;
+use rows::rows;
 
 /// Names of the models: architectures, some of them in a second shape.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    ROWS.iter().map(|row| row.name)
+    rows().map(|row| row.name)
 }
 
 /// Lengths of the prompts of the model `name` for which there are logits of llama.cpp.
@@ -56,7 +56,7 @@ pub(super) fn architecture(name: &str) -> Option<&'static str> {
 }
 
 fn find(name: &str) -> Option<&'static Row> {
-    ROWS.iter().find(|row| row.name == name)
+    rows().find(|row| row.name == name)
 }
 
 /// What a model consists of.

@@ -66,10 +66,11 @@ macro_rules! for_each_family {
             @all $check: qwen2vl, qwen2_5_omni, qwen3vl, qwen3vlmoe, glm4, glm4_vision, glm4moe, glm4moe_wide, minimax_m2, minicpm,
             granitemoe, bailingmoe, bailingmoe2, ernie4_5, ernie4_5_moe, hunyuan_dense, hunyuan_moe, hy_v3,
             muse_glimmer, command_r, cohere2, exaone4, exaone4_windows, olmoe, gemma, deepseek, stablelm,
-            stablelm_parallel, internlm2, phi2, falcon, falcon_two_norms, nemotron, arcee, dots1, laguna,
-            laguna_global, mimo2, step35,
+            stablelm_parallel, internlm2, phi2, falcon, falcon_two_norms, nemotron, arcee, dots1,
             deepseek3, glm4_flash, deepseek2_growing, llama4, llama4_long,
-            phimoe, apertus, smallthinker, smallthinker_global
+            phimoe, apertus, smallthinker, smallthinker_global, maincoder, pangu_embedded,
+            laguna, laguna_global, mimo2, step35, cohere2moe, cohere2moe_softmax, exaone_moe, exaone_moe_listed,
+            afmoe, afmoe_softmax, mellum, mellum_global
         }
     };
 }

@@ -1,5 +1,7 @@
 //! The rows: architectures, some of them in a second shape.
 
+mod windows;
+
 use super::Key::{B, F, Ints, OfLayers, S, U};
 use super::{FeedForward, Gate, HeadNorm, Key, Mixture, Norm, Output, Qkv, Row};
 use crate::models::latent::{HeadMatrices, Latent};
@@ -83,7 +85,12 @@ const ONE_DENSE: (&str, Key) = ("leading_dense_block_count", U(1));
 // own code (transformers) takes the first section. With these there are none.
 const SECTIONS: (&str, Key) = ("rope.dimension_sections", Ints(&[6, 5, 5, 0]));
 
-pub(super) static ROWS: &[Row] = &[
+/// All rows.
+pub(super) fn rows() -> impl Iterator<Item = &'static Row> {
+    ROWS.iter().chain(windows::ROWS)
+}
+
+static ROWS: &[Row] = &[
     Row {
         name: "qwen2vl",
         arch: "qwen2vl",
@@ -483,85 +490,6 @@ pub(super) static ROWS: &[Row] = &[
         keys: &[ONE_SHARED, ONE_DENSE, SCALE, NORMED, (GATING, U(2))],
         ..LLAMA
     },
-    Row {
-        name: "laguna",
-        arch: "laguna",
-        n_layers: 4,
-        heads: [6, 2, 64],
-        windows: &[false, true, true, false],
-        window_heads: [8, 2],
-        head_norm: HeadNorm::Each,
-        gate: Gate::Heads,
-        mixture: Some(BIASED),
-        keys: &[
-            ("attention.sliding_window", U(24)),
-            ("rope.dimension_count", U(32)),
-            ("rope.dimension_count_swa", U(64)),
-            ("rope.freq_base_swa", F(5e3)),
-            ("expert_shared_feed_forward_length", U(256)),
-            ONE_DENSE,
-            SCALE,
-            NORMED,
-        ],
-        ..LLAMA
-    },
-    Row {
-        name: "laguna_global",
-        arch: "laguna",
-        heads: [6, 2, 64],
-        head_norm: HeadNorm::Each,
-        gate: Gate::Values,
-        mixture: Some(BIASED),
-        output: Output::Tied,
-        keys: &[ONE_SHARED, ONE_DENSE, (GATING, U(1))],
-        ..LLAMA
-    },
-    Row {
-        name: "mimo2",
-        arch: "mimo2",
-        n_layers: 4,
-        heads: [6, 1, 96],
-        v_dim: 64,
-        windows: &[false, true, true, false],
-        window_heads: [6, 2],
-        mixture: Some(Mixture {
-            n_ff_shared: None,
-            ..BIASED
-        }),
-        keys: &[
-            ("attention.sliding_window", U(24)),
-            ("attention.value_scale", F(0.7)),
-            ("rope.dimension_count", U(32)),
-            ("rope.freq_base_swa", F(5e3)),
-            ONE_DENSE,
-            // Has no effect.
-            SCALE,
-        ],
-        ..LLAMA
-    },
-    Row {
-        name: "step35",
-        arch: "step35",
-        n_layers: 4,
-        n_nextn: 1,
-        heads: [8, 2, 64],
-        windows: &[false, true, true, false],
-        window_heads: [12, 2],
-        n_factors: 32,
-        head_norm: HeadNorm::Each,
-        gate: Gate::Heads,
-        mixture: Some(BIASED),
-        keys: &[
-            ("attention.sliding_window", U(24)),
-            ("rope.freq_base_swa", F(5e3)),
-            ("expert_shared_feed_forward_length", U(256)),
-            ("swiglu_clamp_exp", OfLayers(&[0.0, 0.0, 0.8, 0.5, 0.0])),
-            ("swiglu_clamp_shexp", OfLayers(&[0.6, 0.7, 0.0, 0.5, 0.0])),
-            SCALE,
-            NORMED,
-        ],
-        ..LLAMA
-    },
     // DeepSeek V3 and R1, Kimi K2, with their widths of heads.
     Row {
         name: "deepseek3",
@@ -729,6 +657,21 @@ pub(super) static ROWS: &[Row] = &[
         mixture: Some(EXPERTS),
         output: Output::Tied,
         keys: &[(GATING, U(1))],
+        ..LLAMA
+    },
+    Row {
+        name: "maincoder",
+        arch: "maincoder",
+        heads: [6, 2, 64],
+        head_norm: HeadNorm::Each,
+        output: Output::Tied,
+        ..LLAMA
+    },
+    Row {
+        name: "pangu_embedded",
+        arch: "pangu-embedded",
+        heads: [7, 1, 64],
+        biases: &["attn_q", "attn_k", "attn_v", "attn_output"],
         ..LLAMA
     },
 ];
