@@ -37,7 +37,8 @@ of texts of 1, 33 and 130 tokens, with each pooling.
 
 `cargo xtask compare-llama --python PYTHON` compares all logits of all positions of prompts of 1, 33 and 600 tokens and of
 60 decoded tokens, in F32, Q8_0 and Q4_K. In mixtures, it prints how many positions it excused because their tokens may
-have gone to other experts.
+have gone to other experts. Where rounding activations to int8 moves llama.cpp's own logits beyond the bound, it prints a
+bound that allows for that.
 
 ";
 
