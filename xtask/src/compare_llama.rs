@@ -5,7 +5,8 @@
 //! F16 llama.cpp also rounds Q and the softmax to F16, which hides smaller errors. The error is the mean squared
 //! difference over the variance of llama.cpp's logits; unlike the cosine it depends on scale. For MoE models in F16 and
 //! BF16, llama.cpp runs a copy in F32. A mixture may route a token that is nearly tied between experts to another one than
-//! llama.cpp: up to 1 % of a model's positions are excused, as few as bring the others within the bound.
+//! llama.cpp: up to 1 % of a model's positions are excused, as few as bring the others within the bound. Later tokens attend
+//! to such a token; what it passes on to them is small and does not count.
 //!
 //! With quantized matrices, both round activations to int8. Random models may amplify that, mixtures most of all: it
 //! moves a router's logits, and with them the experts of many tokens. For a model beyond its bound, llama.cpp therefore
@@ -33,6 +34,10 @@ const SCRIPT: &str = include_str!("llama_logits.py");
 
 /// The most that rounding activations excuses.
 const MOST_ROUNDING: f64 = 2e-2;
+
+/// The share of a position's error that later ones may have of it. The model deepseek2 in F32 has two experts at position
+/// 586 whose scores differ by a part in 140 000; of its error there, 1.5e-2, 71 of the next 72 positions have 1e-6 to 9e-4.
+const MOST_PASSED_ON: f64 = 1e-2;
 
 /// Types of the matrices in which the random models are compared.
 const TYPES: [&str; 3] = ["F32", "Q8_0", "Q4_K"];
@@ -113,6 +118,9 @@ fn compare(path: &Path, lengths: &[usize], python: &Path) -> Result<Vec<String>>
         let theirs = run_script(theirs_path, &batches, python, &[])?;
         let mut errors = relative_errors(&ours, &theirs, ids.len())?;
         let error = mean(&errors);
+        if has_experts {
+            clear_passed_on(&mut errors, least);
+        }
         let n_allowed = if has_experts { ids.len() / 100 } else { 0 };
         let mut bound = least;
         if n_beyond(&mut errors, bound) > n_allowed && is_small_quantized(&gguf) {
@@ -142,6 +150,20 @@ fn compare(path: &Path, lengths: &[usize], python: &Path) -> Result<Vec<String>>
 
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Sets errors to 0 that are below [`MOST_PASSED_ON`] of an earlier one of more than a thousand bounds: a token there went
+/// to another expert, and later ones attend to it.
+fn clear_passed_on(errors: &mut [f64], bound: f64) {
+    let mut most = 0.0;
+    for error in errors {
+        if *error > 1e3 * bound {
+            most = error.max(most);
+        }
+        if *error < MOST_PASSED_ON * most {
+            *error = 0.0;
+        }
+    }
 }
 
 /// Returns how many of the largest errors must be left out for a mean of the others below `bound`.
@@ -335,4 +357,19 @@ fn relative_errors(ours: &[f32], theirs: &[f32], n: usize) -> Result<Vec<f64>> {
         "logits are not finite"
     );
     Ok(errors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clears_only_what_a_token_of_another_expert_passes_on() {
+        let mut errors = [2e-8, 1e-12, 1e-2, 9e-5, 2e-4, 1e-12];
+        clear_passed_on(&mut errors, 1e-8);
+        assert_eq!(errors, [2e-8, 1e-12, 1e-2, 0.0, 2e-4, 0.0]);
+        let mut small = [9e-6, 2e-8];
+        clear_passed_on(&mut small, 1e-8);
+        assert_eq!(small, [9e-6, 2e-8]);
+    }
 }
