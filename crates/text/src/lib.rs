@@ -6,6 +6,7 @@
 
 pub mod answer;
 pub mod chat_template;
+pub mod infill;
 mod text_stream;
 pub mod tokenizer;
 

@@ -56,6 +56,16 @@ impl Fields {
         }
     }
 
+    /// Sets a field.
+    pub(crate) fn put(&mut self, name: &str, value: Value) {
+        self.0.insert(name.to_string(), value);
+    }
+
+    /// Sets a field, unless it is there.
+    pub(crate) fn put_default(&mut self, name: &str, value: Value) {
+        self.0.entry(name).or_insert(value);
+    }
+
     /// Takes the first of these fields that is there.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! Routes of llama-server that tools use: tokens, templates, properties, health.
 
+mod completion;
+
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -20,6 +22,9 @@ use crate::serving::lifecycle::Phase;
 /// The routes that need a key for answers.
 pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new()
+        .route("/completion", post(completion::complete))
+        .route("/completions", post(completion::complete))
+        .route("/infill", post(completion::infill))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/apply-template", post(apply_template))

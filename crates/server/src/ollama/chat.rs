@@ -6,7 +6,9 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use rocmforge::parts::{Bos, encode_prompt};
+use rocmforge_gguf::TokenId;
 use rocmforge_grammar::Source;
+use rocmforge_text::infill::Gap;
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
 use serde_json::{Map, Value, json};
 
@@ -67,7 +69,17 @@ pub(super) async fn generate(
     for name in ["template", "context", "images"] {
         fields.refuse(name, &[json!(""), json!([])])?;
     }
-    fields.refuse("suffix", &[json!("")])?;
+    if let Some(after) = fields
+        .take::<String>("suffix")?
+        .filter(|text| !text.is_empty())
+    {
+        let gap = Gap {
+            before: prompt,
+            after,
+            ..Gap::default()
+        };
+        return Ok(asked.fill_gap(app, gap).await?);
+    }
     if fields.take("raw")? == Some(true) {
         return Ok(asked.answer_raw(app, prompt).await?);
     }
@@ -150,6 +162,30 @@ impl Asked {
     }
 
     async fn answer_raw(self, app: Arc<App>, text: String) -> Result<Response, ApiError> {
+        let model = Arc::clone(&self.model);
+        let encode = move || {
+            Ok(encode_prompt(
+                &model.tokenizer,
+                text.as_bytes(),
+                Bos::AsFileSays,
+                true,
+            ))
+        };
+        self.answer_ids(app, encode).await
+    }
+
+    async fn fill_gap(self, app: Arc<App>, gap: Gap) -> Result<Response, ApiError> {
+        let (model, max_tokens) = (Arc::clone(&self.model), self.generation.max_tokens);
+        let encode = move || model.gap_prompt(&gap, max_tokens);
+        self.answer_ids(app, encode).await
+    }
+
+    /// Answers a prompt that has no template.
+    async fn answer_ids(
+        self,
+        app: Arc<App>,
+        encode: impl FnOnce() -> Result<Vec<TokenId>, ApiError> + Send + 'static,
+    ) -> Result<Response, ApiError> {
         let Asked {
             model,
             ticket,
@@ -157,11 +193,7 @@ impl Asked {
             structure,
         } = self;
         let of_model = Arc::clone(&model);
-        let work = move || {
-            let tokenizer = &of_model.tokenizer;
-            let ids = encode_prompt(tokenizer, text.as_bytes(), Bos::AsFileSays, true);
-            Ok((ids, of_model.grammar(structure)?))
-        };
+        let work = move || Ok((encode()?, of_model.grammar(structure)?));
         let (ids, grammar) = app.workers.run(work).await?;
         let form = Form {
             special_text: SpecialText::Hide,

@@ -9,6 +9,7 @@ use rocmforge::parts::{Bos, encode_prompt};
 use rocmforge_engine::serve::PromptScore;
 use rocmforge_engine::{FinishReason, PromptOutput};
 use rocmforge_gguf::TokenId;
+use rocmforge_text::infill::Gap;
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -58,19 +59,22 @@ pub(crate) async fn create(
             format!("use 0 to {MAX_LOGPROBS}"),
         ));
     }
-    fields.refuse("suffix", &[json!("")])?;
+    let suffix: Option<String> = fields.take("suffix")?;
+    let suffix = suffix.filter(|text| !text.is_empty());
     fields.refuse("best_of", &[json!(1), json!(generation.n)])?;
     let structure = source(&mut fields)?;
     let prompts = prompts(&mut fields, &generation, &app.limits)?;
     let ignored = fields.unread();
     let of_model = Arc::clone(&model);
+    let generation_tokens = generation.max_tokens;
     let (prompts, grammar) = app
         .workers
         .run(move || {
-            Ok((
-                tokens(prompts, &of_model.tokenizer),
-                of_model.grammar(structure)?,
-            ))
+            let prompts = match suffix {
+                None => tokens(prompts, &of_model.tokenizer),
+                Some(suffix) => before_suffix(prompts, &suffix, &of_model, generation_tokens)?,
+            };
+            Ok((prompts, of_model.grammar(structure)?))
         })
         .await?;
     let form = Form {
@@ -152,7 +156,7 @@ pub(crate) fn prompts(
     }
 }
 
-fn tokens(prompts: Prompts, tokenizer: &Tokenizer) -> Vec<Vec<TokenId>> {
+pub(crate) fn tokens(prompts: Prompts, tokenizer: &Tokenizer) -> Vec<Vec<TokenId>> {
     let encode = |text: &String| encode_prompt(tokenizer, text.as_bytes(), Bos::AsFileSays, true);
     match prompts {
         Prompts::Text(text) => vec![encode(&text)],
@@ -160,6 +164,34 @@ fn tokens(prompts: Prompts, tokenizer: &Tokenizer) -> Vec<Vec<TokenId>> {
         Prompts::Ids(ids) => vec![ids],
         Prompts::ManyIds(ids) => ids,
     }
+}
+
+/// Returns the prompts for what stands between texts and a suffix.
+fn before_suffix(
+    prompts: Prompts,
+    suffix: &str,
+    model: &Served,
+    max_tokens: Option<usize>,
+) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    let texts = match prompts {
+        Prompts::Text(text) => vec![text],
+        Prompts::Texts(texts) => texts,
+        Prompts::Ids(_) | Prompts::ManyIds(_) => {
+            return Err(ApiError::field(
+                "suffix",
+                "use it with a text, not with token ids",
+            ));
+        }
+    };
+    let prompt = |before| {
+        let gap = Gap {
+            before,
+            after: suffix.to_string(),
+            ..Gap::default()
+        };
+        model.gap_prompt(&gap, max_tokens)
+    };
+    texts.into_iter().map(prompt).collect()
 }
 
 /// One answer, and what is to be put before it.

@@ -8,14 +8,17 @@ use serde_json::{Map, Value, json};
 
 /// The list of a chat's answer: each token with its bytes and the best tokens.
 pub(super) fn of_chat(tokenizer: &Tokenizer, tokens: &[Token]) -> Value {
-    let of_token = |token: &Token| {
-        let mut value = entry(tokenizer, token.id, token.logprob.unwrap_or(0.0));
-        let top = token.top.iter();
-        let top = top.map(|best| entry(tokenizer, best.id, best.logprob));
-        value["top_logprobs"] = top.collect();
-        value
-    };
+    let of_token = |token: &Token| of_token(tokenizer, token);
     json!({ "content": shown(tokenizer, tokens).map(of_token).collect::<Vec<_>>() })
+}
+
+/// A token with its bytes and the best tokens.
+pub(crate) fn of_token(tokenizer: &Tokenizer, token: &Token) -> Value {
+    let mut value = entry(tokenizer, token.id, token.logprob.unwrap_or(0.0));
+    let top = token.top.iter();
+    let top = top.map(|best| entry(tokenizer, best.id, best.logprob));
+    value["top_logprobs"] = top.collect();
+    value
 }
 
 /// Tokens that are part of the answer: its end is not.

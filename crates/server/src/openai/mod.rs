@@ -5,11 +5,11 @@ pub(crate) mod chat_events;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod generation;
-mod logprobs;
+pub(crate) mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod responses;
-mod usage;
+pub(crate) mod usage;
 
 use std::sync::Arc;
 

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::http::StatusCode;
 use rocmforge_engine::serve::Server as Engine;
-use rocmforge_gguf::Gguf;
+use rocmforge_gguf::{Gguf, TokenId};
 use rocmforge_model::Embedding;
 use rocmforge_text::answer::Format;
 use rocmforge_text::chat_template::ChatTemplate;
+use rocmforge_text::infill::{Gap, gap_prompt};
 use rocmforge_text::tokenizer::Tokenizer;
 
+use crate::http::error::ApiError;
 use crate::observe::metrics::ModelMetrics;
 use crate::serving::structured::Grammars;
 
@@ -65,6 +68,26 @@ impl Served {
             created: unix_seconds(),
             metrics,
         }
+    }
+}
+
+impl Served {
+    /// Returns the prompt for a gap, whose answer has up to `max_tokens`. Without a number, half of the context is left
+    /// for it.
+    ///
+    /// # Errors
+    /// The model was not made to fill gaps.
+    pub(crate) fn gap_prompt(
+        &self,
+        gap: &Gap,
+        max_tokens: Option<usize>,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let n_ctx = self.engine.n_ctx();
+        let for_answer = max_tokens.map_or(n_ctx / 2, |n| n.min(n_ctx / 2));
+        gap_prompt(&self.tokenizer, gap, n_ctx - for_answer).ok_or_else(|| {
+            let message = "this model has no tokens that mark a gap, so it cannot fill one; use a model for code";
+            ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("unsupported_model")
+        })
     }
 }
 

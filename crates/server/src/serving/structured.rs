@@ -1,7 +1,7 @@
 //! Answers of a given structure: the grammars that they follow.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rocmforge_grammar::{Grammar, GrammarError, Source, Vocabulary};
 use rocmforge_text::tokenizer::Tokenizer;
@@ -18,7 +18,8 @@ const MAX_KEPT: usize = 64;
 /// The grammars of a model.
 #[derive(Default)]
 pub(crate) struct Grammars {
-    vocabulary: OnceLock<Arc<Vocabulary>>,
+    /// Made once, though many requests may come at once: that of a large vocabulary takes half a second.
+    vocabulary: Mutex<Option<Arc<Vocabulary>>>,
     /// Those used last, the last one at the end.
     kept: Mutex<VecDeque<(Source, Grammar)>>,
 }
@@ -39,20 +40,23 @@ impl Grammars {
                 return Ok(grammar);
             }
         }
-        let vocabulary = match self.vocabulary.get() {
-            Some(vocabulary) => vocabulary,
-            None => {
-                let vocabulary = Vocabulary::new(tokenizer)?;
-                self.vocabulary.get_or_init(|| vocabulary)
-            }
-        };
-        let grammar = Grammar::compile(vocabulary, &source)?;
+        let vocabulary = self.vocabulary(tokenizer)?;
+        let grammar = Grammar::compile(&vocabulary, &source)?;
         let mut kept = kept();
         kept.push_back((source, grammar.clone()));
         if kept.len() > MAX_KEPT {
             kept.pop_front();
         }
         Ok(grammar)
+    }
+
+    fn vocabulary(&self, tokenizer: &Tokenizer) -> Result<Arc<Vocabulary>, GrammarError> {
+        let made = self.vocabulary.lock();
+        let mut made = made.unwrap_or_else(PoisonError::into_inner);
+        if let Some(vocabulary) = &*made {
+            return Ok(Arc::clone(vocabulary));
+        }
+        Ok(Arc::clone(made.insert(Vocabulary::new(tokenizer)?)))
     }
 }
 

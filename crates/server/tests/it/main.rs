@@ -8,6 +8,7 @@ mod embeddings;
 mod hostile;
 mod keys;
 mod lifecycle;
+mod llama;
 mod load;
 mod ollama;
 mod page;

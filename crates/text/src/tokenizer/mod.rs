@@ -43,6 +43,7 @@ use detokenize::{Spelling, pieces};
 use merge::Merger;
 use pre_table::Alphabet;
 use rwkv::Rwkv;
+pub use special::GapMarks;
 use special::{DefaultIds, Recognize, SpecialIds, SpecialTexts};
 use spm::Spm;
 use unigram::Unigram;
@@ -472,6 +473,11 @@ impl Tokenizer {
     /// Returns the token for text that the vocabulary cannot spell.
     pub fn unknown(&self) -> Option<TokenId> {
         self.ids.unknown
+    }
+
+    /// Returns the tokens that mark a gap to fill; `None` if the vocabulary lacks one that is needed.
+    pub fn gap_marks(&self) -> Option<&GapMarks> {
+        self.ids.gap.as_ref()
     }
 
     /// Returns whether encoding with `add_special` adds the start token.

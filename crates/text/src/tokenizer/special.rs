@@ -167,6 +167,21 @@ pub(super) struct DefaultIds {
     pub(super) separator: Option<TokenId>,
 }
 
+/// The tokens that mark a gap to fill (fill-in-the-middle).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GapMarks {
+    /// Before the text before the gap.
+    pub prefix: TokenId,
+    /// Before the text after it.
+    pub suffix: TokenId,
+    /// Before the text in it.
+    pub middle: TokenId,
+    /// Before the name of a project.
+    pub repository: Option<TokenId>,
+    /// Before the name of a file.
+    pub file: Option<TokenId>,
+}
+
 /// The ids of tokens with a role.
 pub(super) struct SpecialIds {
     pub(super) bos: Option<TokenId>,
@@ -174,6 +189,8 @@ pub(super) struct SpecialIds {
     pub(super) eot: Option<TokenId>,
     pub(super) unknown: Option<TokenId>,
     pub(super) separator: Option<TokenId>,
+    /// The marks of a gap, if there are all that a prompt needs.
+    pub(super) gap: Option<GapMarks>,
     /// Tokens that end generation, in ascending order.
     pub(super) ends: Vec<TokenId>,
     /// Control tokens that are shown nevertheless.
@@ -195,23 +212,36 @@ impl SpecialIds {
             bos: id(metadata, BOS, n_vocab)?.or(in_vocab(defaults.bos)),
             eos: id(metadata, EOS, n_vocab)?.or(in_vocab(defaults.eos)),
             eot: None,
+            gap: None,
             unknown: id(metadata, UNKNOWN, n_vocab)?.or(in_vocab(defaults.unknown)),
             separator: id(metadata, SEPARATOR, n_vocab)?.or(in_vocab(defaults.separator)),
             ends: Vec::new(),
             shown: Vec::new(),
         };
-        for (n, role) in ROLES.iter().enumerate() {
+        let mut by_role = Vec::with_capacity(ROLES.len());
+        for role in ROLES {
             let mut found = None;
             for key in role.keys {
                 found = found.or(id(metadata, key, n_vocab)?);
             }
             let found = found.or_else(|| role.texts.iter().find_map(|text| control(vocab, text)));
-            if n == 0 {
-                ids.eot = found;
-            }
             if role.ends_generation {
                 ids.ends.extend(found);
             }
+            by_role.push(found);
+        }
+        let [eot, _, prefix, suffix, middle, _, repository, file] = by_role[..] else {
+            unreachable!("these are the roles");
+        };
+        ids.eot = eot;
+        if let (Some(prefix), Some(suffix), Some(middle)) = (prefix, suffix, middle) {
+            ids.gap = Some(GapMarks {
+                prefix,
+                suffix,
+                middle,
+                repository,
+                file,
+            });
         }
         ids.ends
             .extend(END_TEXTS.iter().filter_map(|text| control(vocab, text)));
