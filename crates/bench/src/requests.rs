@@ -168,7 +168,9 @@ impl Requests {
         for mut stream in self.submit(requests)? {
             while let Some(event) = next(&mut stream, stop)? {
                 match event {
-                    StreamEvent::PromptDone { cached_tokens, at } => {
+                    StreamEvent::PromptDone {
+                        cached_tokens, at, ..
+                    } => {
                         if cached_tokens != depth {
                             return Err(BenchError::CacheLost {
                                 kept: cached_tokens,

@@ -95,7 +95,9 @@ pub fn run(
                 progress.finish_and_clear();
                 return Err(EngineError::from(failure).into());
             }
-            StreamEvent::PromptDone { cached_tokens, at } => {
+            StreamEvent::PromptDone {
+                cached_tokens, at, ..
+            } => {
                 prompt_done = Some(at);
                 answer.prefill = at - started;
                 answer.n_cached = cached_tokens;

@@ -9,7 +9,7 @@ use rocmforge_engine::serve::{Restart, ServeOptions, serve};
 use rocmforge_engine::{Device, Engine, EngineConfig, KvTokens};
 use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::gpu::WhenIdle;
-use rocmforge_server::{Config, Keys, NewKey, Server, Tls};
+use rocmforge_server::{Config, Keys, Limits, NewKey, Server, Tls};
 use rocmforge_text::chat_template::ChatTemplate;
 use serde_json::json;
 
@@ -49,7 +49,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         access_log: args.access_log.then_some(say as fn(&str)),
         notice: note,
         drain_timeout: Duration::from_secs(args.drain_timeout),
-        ..Config::default()
+        limits: Limits {
+            max_queue_time: Duration::from_secs(args.queue_timeout),
+            ..Limits::default()
+        },
     };
     let paths: Vec<Option<&PathBuf>> = match args.model.is_empty() {
         true => vec![None],

@@ -234,8 +234,14 @@ impl Engine {
     /// another backend ([`Engine::restart`]), step again if the device is not lost, or give up.
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut events = std::mem::take(&mut self.kept);
-        while let Some(slot) = self.scheduler.overdue() {
-            events.push(self.finish(slot, FinishReason::Deadline));
+        while let Some((slot, is_deadline)) = self.scheduler.overdue() {
+            events.push(match is_deadline {
+                true => self.finish(slot, FinishReason::Deadline),
+                false => Event::Failed {
+                    request: self.scheduler.remove(slot).id,
+                    failure: Failure::NotStarted,
+                },
+            });
         }
         let scheduled = self.scheduler.schedule();
         let submitted = scheduled.is_some();

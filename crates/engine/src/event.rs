@@ -1,6 +1,7 @@
 //! The events that requests produce.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{EngineError, RequestError};
 use crate::request::RequestId;
@@ -48,6 +49,9 @@ pub enum Failure {
     /// The constraint reached a limit, or allows no token.
     #[error("the constraint on the text cannot go on: {0}; simplify it")]
     Constraint(ConstraintError),
+    /// It waited for a place in the cache until [`Request::start_by`](crate::Request::start_by).
+    #[error("the request waited too long for its turn; try again later")]
+    NotStarted,
     /// The thread of the engine has ended.
     #[error("the engine has stopped; start it again")]
     EngineStopped,
@@ -87,6 +91,8 @@ pub enum Event {
     PromptDone {
         request: RequestId,
         cached_tokens: usize,
+        /// How long the request waited for its place in the cache.
+        queue_time: Duration,
     },
     /// A generated token and the text that is now final (may be empty or of several tokens).
     Token {

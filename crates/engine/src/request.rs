@@ -41,6 +41,8 @@ pub struct Request {
     /// Before this many tokens, no end-of-generation token and no stop token is chosen, and no stop string ends the
     /// generation.
     pub min_tokens: usize,
+    /// The request fails at this time if it still waits for a place in the cache.
+    pub start_by: Option<Instant>,
     /// The request ends at this time, with what there is.
     pub deadline: Option<Instant>,
     /// Requests of higher priority are served first; in the same priority, earlier ones.
@@ -73,6 +75,7 @@ impl Request {
             stop_ids: Vec::new(),
             ignore_eos: false,
             min_tokens: 0,
+            start_by: None,
             deadline: None,
             priority: 0,
             cache_salt: None,

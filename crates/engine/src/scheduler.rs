@@ -38,7 +38,8 @@ pub(crate) struct Scheduler {
     waiting: BTreeMap<Turn, Slot>,
     /// By turn.
     running: Vec<Slot>,
-    deadlines: BTreeSet<(Instant, RequestId)>,
+    /// When sequences end or fail, by [`Sequence::alarm`].
+    alarms: BTreeSet<(Instant, RequestId)>,
     trials: Trials,
     pace: Pace,
     next_step: u64,
@@ -59,7 +60,7 @@ impl Scheduler {
             sequences: Sequences::default(),
             waiting: BTreeMap::new(),
             running: Vec::new(),
-            deadlines: BTreeSet::new(),
+            alarms: BTreeSet::new(),
             trials: Trials::default(),
             pace: Pace::default(),
             next_step: 0,
@@ -76,8 +77,8 @@ impl Scheduler {
         if let Some(salt) = &sequence.request.cache_salt {
             sequence.table = BlockTable::new(Some(self.pool.salted(salt)));
         }
-        if let Some(deadline) = sequence.request.deadline {
-            self.deadlines.insert((deadline, sequence.id));
+        if let Some(alarm) = sequence.alarm() {
+            self.alarms.insert((alarm, sequence.id));
         }
         let turn = sequence.turn();
         let slot = self.sequences.insert(sequence);
@@ -98,11 +99,14 @@ impl Scheduler {
         self.sequences.member(member)
     }
 
-    /// Returns a sequence whose deadline has passed.
-    pub(crate) fn overdue(&self) -> Option<Slot> {
-        let &(deadline, id) = self.deadlines.first()?;
-        let is_over = deadline <= Instant::now();
-        is_over.then(|| self.find(id).expect("deadlines are of sequences"))
+    /// Returns a sequence whose time is over, and whether that is its deadline.
+    pub(crate) fn overdue(&self) -> Option<(Slot, bool)> {
+        let &(alarm, id) = self.alarms.first()?;
+        if alarm > Instant::now() {
+            return None;
+        }
+        let slot = self.find(id).expect("alarms are of sequences");
+        Some((slot, self.sequences[slot].request.deadline == Some(alarm)))
     }
 
     /// Returns how many sequences were admitted or ended before, since the start.
@@ -135,8 +139,8 @@ impl Scheduler {
             self.running.remove(at);
         }
         let mut sequence = self.sequences.remove(slot);
-        if let Some(deadline) = sequence.request.deadline {
-            self.deadlines.remove(&(deadline, sequence.id));
+        if let Some(alarm) = sequence.alarm() {
+            self.alarms.remove(&(alarm, sequence.id));
         }
         if let Some(trial) = sequence.trial.take() {
             self.trials.leave(trial);
@@ -270,7 +274,14 @@ impl Scheduler {
             sequence.n_cached = sequence.n_submitted;
         }
         if !sequence.was_admitted {
+            if let Some(alarm) = sequence.alarm() {
+                self.alarms.remove(&(alarm, sequence.id));
+            }
             sequence.was_admitted = true;
+            sequence.queue_time = sequence.added.elapsed();
+            if let Some(alarm) = sequence.alarm() {
+                self.alarms.insert((alarm, sequence.id));
+            }
             self.n_left_queue += 1;
             self.prefix.queries += sequence.n_prompt as u64;
             self.prefix.hits += sequence.n_submitted as u64;

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::event::{FinishReason, StopCause};
 use crate::kv_cache::BlockTable;
@@ -58,6 +59,10 @@ pub(crate) struct Sequence {
     /// Sums of the hidden values of the tokens so far, for an embedding.
     pub(crate) hidden: Vec<f64>,
     pub(crate) was_admitted: bool,
+    /// When the request came.
+    pub(crate) added: Instant,
+    /// Time until it was admitted.
+    pub(crate) queue_time: Duration,
     /// The group in which the sequence runs since a step with it failed.
     pub(crate) trial: Option<u64>,
     /// Whether a step with this sequence alone has failed.
@@ -90,10 +95,21 @@ impl Sequence {
             constrained: request.constraint.take().map(Constrained::new),
             hidden: Vec::new(),
             was_admitted: false,
+            added: Instant::now(),
+            queue_time: Duration::ZERO,
             trial: None,
             failed_alone: false,
             request,
         }
+    }
+
+    /// Returns when the sequence ends or fails, whatever it has.
+    pub(crate) fn alarm(&self) -> Option<Instant> {
+        let start_by = self.request.start_by.filter(|_| !self.was_admitted);
+        [start_by, self.request.deadline]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     pub(crate) fn turn(&self) -> Turn {

@@ -67,6 +67,8 @@ pub struct Limits {
     pub max_stop_bytes: usize,
     /// Tokens with a bias.
     pub max_biases: usize,
+    /// Time that a request may wait for its turn.
+    pub max_queue_time: Duration,
     /// Time for an answer; what there is then is returned.
     pub max_answer_time: Duration,
 }
@@ -85,6 +87,8 @@ impl Default for Limits {
             max_stops: 32,
             max_stop_bytes: 4096,
             max_biases: 4096,
+            // As long as OpenAI's clients wait.
+            max_queue_time: Duration::from_secs(600),
             max_answer_time: Duration::from_secs(3600),
         }
     }

@@ -9,6 +9,9 @@ use rocmforge_server::load::Slo;
 
 use super::{AnswerContextArgs, BenchOutput, DeviceArgs, LoadArgs};
 
+/// A year: clocks cannot count every number of seconds.
+const MAX_SECONDS: u64 = 365 * 24 * 3600;
+
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// GGUF file, or name of a downloaded model; may be repeated [default: the built-in forge-mini]
@@ -91,6 +94,16 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub max_queue: usize,
+    /// Seconds that a request may wait for its turn
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 600,
+        value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS),
+        env = "ROCMFORGE_QUEUE_TIMEOUT",
+        hide_env_values = true
+    )]
+    pub queue_timeout: u64,
     /// Size of the KV cache of all requests in tokens [default: what fits on a GPU; four contexts on a CPU]
     #[arg(
         long,
@@ -104,6 +117,7 @@ pub struct ServeArgs {
         long,
         value_name = "MS",
         default_value_t = 50,
+        value_parser = clap::value_parser!(u64).range(0..=1000 * MAX_SECONDS),
         env = "ROCMFORGE_ITL_TARGET",
         hide_env_values = true
     )]
@@ -113,6 +127,7 @@ pub struct ServeArgs {
         long,
         value_name = "SECONDS",
         default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(0..=MAX_SECONDS),
         env = "ROCMFORGE_DRAIN_TIMEOUT",
         hide_env_values = true
     )]

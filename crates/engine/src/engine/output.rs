@@ -96,6 +96,7 @@ impl Engine {
             events.push(Event::PromptDone {
                 request: member.id,
                 cached_tokens: sequence.n_cached,
+                queue_time: sequence.queue_time,
             });
         }
     }

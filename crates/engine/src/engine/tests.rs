@@ -433,6 +433,44 @@ fn stops_at_stop_tokens_and_deadlines() {
 }
 
 #[test]
+fn requests_that_wait_too_long_fail_and_running_ones_go_on() {
+    let mut engine = Sizes::small(1).engine(always());
+    let soon = std::time::Instant::now() + Duration::from_millis(20);
+    let request = Request {
+        start_by: Some(soon),
+        ..Request::greedy(vec![5, 6], 20)
+    };
+    let [running, waiting] = [(), ()].map(|()| engine.submit(request.clone()).unwrap());
+    engine.step().unwrap();
+    while std::time::Instant::now() <= soon {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut failures = Vec::new();
+    let mut ids = Vec::new();
+    let mut queue_time = None;
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            match event {
+                Event::Token { request, id, .. } if request == running => ids.push(id),
+                Event::PromptDone {
+                    queue_time: time, ..
+                } => queue_time = Some(time),
+                Event::Failed { request, failure } => failures.push((request, failure)),
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(ids, expected(&request, 32, 4).ids);
+    let [(failed, failure)] = &failures[..] else {
+        panic!("{failures:?}");
+    };
+    assert_eq!(*failed, waiting);
+    assert!(matches!(failure, Failure::NotStarted), "{failure}");
+    assert!(queue_time.is_some_and(|time| time < Duration::from_millis(20)));
+    assert_eq!(engine.stats().blocks.used, 0);
+}
+
+#[test]
 fn serves_by_priority_then_age() {
     let mut engine = Sizes::small(1).engine(always());
     let submitted = [0, 1, 0, 5, 1].map(|priority| {

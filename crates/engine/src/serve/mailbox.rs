@@ -87,8 +87,16 @@ impl Content {
             Event::Embedding { values, .. } => {
                 self.embedding = Some(StreamEvent::Embedding(values));
             }
-            Event::PromptDone { cached_tokens, .. } => {
-                self.prompt_done = Some(StreamEvent::PromptDone { cached_tokens, at });
+            Event::PromptDone {
+                cached_tokens,
+                queue_time,
+                ..
+            } => {
+                self.prompt_done = Some(StreamEvent::PromptDone {
+                    cached_tokens,
+                    queue_time,
+                    at,
+                });
             }
             Event::Token {
                 id,

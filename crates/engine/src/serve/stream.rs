@@ -19,7 +19,12 @@ pub enum StreamEvent {
     /// The hidden values of the prompt, pooled as the request asks.
     Embedding(Vec<f32>),
     /// The whole prompt is in the cache; `cached_tokens` of it came from earlier requests.
-    PromptDone { cached_tokens: usize, at: Instant },
+    PromptDone {
+        cached_tokens: usize,
+        /// How long the request waited for its place in the cache.
+        queue_time: Duration,
+        at: Instant,
+    },
     /// Generated tokens and the text that is now final.
     Tokens {
         tokens: Vec<Token>,

@@ -239,6 +239,7 @@ fn prefix_sharing_does_not_change_results() {
             if let Event::PromptDone {
                 request,
                 cached_tokens,
+                ..
             } = event
             {
                 assert_eq!(request, id);

@@ -140,6 +140,9 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> ApiError {
         let message = failure.to_string();
         match failure {
+            Failure::NotStarted => {
+                ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("queue_timeout")
+            }
             Failure::EngineStopped => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message),
             _ => ApiError::internal(message),
         }

@@ -43,7 +43,7 @@ pub(crate) struct Metrics {
     aborts: IntCounterVec,
     gauges: [IntGaugeVec; 2],
     kv_usage: GaugeVec,
-    histograms: [HistogramVec; 7],
+    histograms: [HistogramVec; 9],
 }
 
 /// The metrics of one model.
@@ -64,6 +64,8 @@ pub(crate) struct ModelMetrics {
     per_output_token: Histogram,
     e2e: Histogram,
     decode: Histogram,
+    queue: Histogram,
+    prefill: Histogram,
     prompt_length: Histogram,
     answer_length: Histogram,
     pace: Mutex<Pace>,
@@ -172,6 +174,16 @@ impl Metrics {
                     E2E,
                 ),
                 histogram(
+                    "vllm:request_queue_time_seconds",
+                    "Time that a request waited for its turn.",
+                    E2E,
+                ),
+                histogram(
+                    "vllm:request_prefill_time_seconds",
+                    "Time from then to the end of the prompt.",
+                    E2E,
+                ),
+                histogram(
                     "vllm:request_prompt_tokens",
                     "Tokens of a request's prompts.",
                     TOKENS,
@@ -199,6 +211,8 @@ impl Metrics {
             per_output_token,
             e2e,
             decode,
+            queue,
+            prefill,
             prompt_length,
             answer_length,
         ] = self
@@ -224,6 +238,8 @@ impl Metrics {
             per_output_token,
             e2e,
             decode,
+            queue,
+            prefill,
             prompt_length,
             answer_length,
             pace: Mutex::new(Pace {
@@ -272,6 +288,13 @@ impl ModelMetrics {
         ] {
             counter.inc_by(now.saturating_sub(counter.get()));
         }
+    }
+
+    /// Takes the times of a prompt: how long it waited, and when it was computed.
+    pub(crate) fn prompt_done(&self, queue_time: Duration, after: Duration) {
+        self.queue.observe(queue_time.as_secs_f64());
+        let prefill = after.saturating_sub(queue_time);
+        self.prefill.observe(prefill.as_secs_f64());
     }
 
     pub(crate) fn first_tokens(&self, after: Duration, n: usize) {

@@ -39,6 +39,7 @@ pub(crate) struct Generation {
     sampling: SamplingParams,
     priority: i32,
     cache_salt: Option<String>,
+    start_by: Instant,
     deadline: Instant,
 }
 
@@ -82,6 +83,7 @@ impl Generation {
             // Without keys, nobody may put others behind.
             priority: asked.min(most.unwrap_or(0)),
             cache_salt: caller.cache_salt(fields.take("cache_salt")?),
+            start_by: Instant::now() + limits.max_queue_time,
             deadline: Instant::now() + limits.max_answer_time,
         })
     }
@@ -103,6 +105,7 @@ impl Generation {
             stop_ids: self.stop_ids.clone(),
             ignore_eos: self.ignore_eos,
             min_tokens: self.min_tokens,
+            start_by: Some(self.start_by),
             deadline: Some(self.deadline),
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),

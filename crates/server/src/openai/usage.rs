@@ -15,9 +15,10 @@ pub(crate) fn usage(totals: &Totals) -> Value {
     })
 }
 
-/// llama-server's block of times. `prompt_n` counts the tokens that were computed, `cache_n` those found in the cache.
+/// llama-server's block of times, and the time that the request waited for its turn. `prompt_n` counts the tokens that were computed, `cache_n` those found in the cache.
 #[derive(Serialize)]
 pub(crate) struct Timings {
+    queue_ms: f64,
     cache_n: usize,
     prompt_n: usize,
     prompt_ms: f64,
@@ -41,6 +42,7 @@ impl Timings {
         // The first token comes with the end of the prompt.
         let n_decoded = totals.completion_tokens.saturating_sub(1);
         Timings {
+            queue_ms: totals.queue_time.as_secs_f64() * 1e3,
             cache_n: totals.cached_tokens,
             prompt_n,
             prompt_ms: prompt.as_secs_f64() * 1e3,

@@ -54,6 +54,8 @@ pub(crate) struct Totals {
     /// Tokens of the prompt that were in the cache.
     pub(crate) cached_tokens: usize,
     pub(crate) completion_tokens: usize,
+    /// Time that the last of the prompts waited for its turn.
+    pub(crate) queue_time: Duration,
     /// Time from submission to the end of the prompt: waiting and prefill.
     pub(crate) prompt_time: Duration,
     /// Time from then to the last token.
@@ -218,8 +220,16 @@ impl Choices {
                     .push_back(Update::PromptScores { choice, scores });
             }
             StreamEvent::Embedding(_) => {}
-            StreamEvent::PromptDone { cached_tokens, at } => {
+            StreamEvent::PromptDone {
+                cached_tokens,
+                queue_time,
+                at,
+            } => {
                 if self.slots[choice].leader == choice {
+                    self.model
+                        .metrics
+                        .prompt_done(queue_time, at - self.started);
+                    self.totals.queue_time = queue_time;
                     self.totals.cached_tokens += cached_tokens;
                     self.totals.prompt_time = at - self.started;
                     self.prompt_done = Some(at);

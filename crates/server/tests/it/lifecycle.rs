@@ -85,6 +85,28 @@ fn a_full_queue_is_refused_with_a_time() {
 }
 
 #[test]
+fn a_request_that_waits_too_long_is_told() {
+    let one = forge_mini(EngineConfig {
+        max_seqs: 1,
+        ..roomy()
+    });
+    let mut config = local();
+    config.limits.max_queue_time = Duration::from_millis(50);
+    let server = TestServer::start(config, vec![one]);
+    let mut running = server.lines(COMPLETIONS, &long(), &[]);
+    running.next().unwrap();
+    let mut whole = long();
+    whole["stream"] = false.into();
+    let error = server.post(COMPLETIONS, &whole).error(504);
+    assert_eq!(error["code"], "queue_timeout");
+    // The first one goes on.
+    assert!(running.any(|line| line.starts_with("data: ")));
+    drop(running);
+    server.wait_for("vllm:num_requests_running", 0.0);
+    assert_eq!(server.metric("vllm:request_queue_time_seconds_count"), 2.0);
+}
+
+#[test]
 fn a_stopping_server_finishes_what_runs_and_refuses_the_rest() {
     let server = start();
     let body = json!({"prompt": "Once", "max_tokens": 300, "ignore_eos": true, "stream": true});
