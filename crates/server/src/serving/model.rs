@@ -86,7 +86,7 @@ impl Served {
         let for_answer = max_tokens.map_or(n_ctx / 2, |n| n.min(n_ctx / 2));
         gap_prompt(&self.tokenizer, gap, n_ctx - for_answer).ok_or_else(|| {
             let message = "this model has no tokens that mark a gap, so it cannot fill one; use a model for code";
-            ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("unsupported_model")
+            ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("wrong_model")
         })
     }
 }

@@ -10,6 +10,7 @@ mod keys;
 mod lifecycle;
 mod llama;
 mod load;
+mod metrics;
 mod ollama;
 mod page;
 mod responses;
