@@ -1,6 +1,7 @@
 //! `rocmforge embed`: computes embeddings of texts.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use anyhow::Result;
 use rocmforge::parts::{embed_each, text_tokens};
@@ -45,19 +46,25 @@ pub fn run(args: &EmbedArgs) -> Result<()> {
     let mut ids = Vec::with_capacity(texts.len());
     ids.extend(texts.into_iter().map(n_tokens));
     let mut lengths = ids.iter().map(Vec::len).collect::<Vec<_>>().into_iter();
-    embed_each(&session.engine, &embedding, ids, |values| {
-        let n_tokens = lengths.next().expect("a result for each text");
-        let report = Report {
-            embedding: &values,
-            n_tokens,
-            pooling: embedding.pooling.name(),
-        };
-        printed = print(&mut out, args, &report);
-        match printed {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        }
-    })?;
+    embed_each(
+        &session.engine,
+        &Arc::default(),
+        &embedding,
+        ids,
+        |values| {
+            let n_tokens = lengths.next().expect("a result for each text");
+            let report = Report {
+                embedding: &values,
+                n_tokens,
+                pooling: embedding.pooling.name(),
+            };
+            printed = print(&mut out, args, &report);
+            match printed {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
+        },
+    )?;
     printed?;
     out.finish()
 }

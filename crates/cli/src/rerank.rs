@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt as _;
+use std::sync::Arc;
 
 use anyhow::Result;
 use rocmforge::parts::{embed_each, pair_tokens};
@@ -47,10 +48,16 @@ pub fn run(args: &RerankArgs) -> Result<()> {
     let pairs: Vec<Vec<u32>> = documents.iter().map(tokens).collect();
     let lengths: Vec<usize> = pairs.iter().map(Vec::len).collect();
     let mut scores = Vec::with_capacity(pairs.len());
-    embed_each(&session.engine, &embedding, pairs, |values| {
-        scores.push(values[0]);
-        ControlFlow::Continue(())
-    })?;
+    embed_each(
+        &session.engine,
+        &Arc::default(),
+        &embedding,
+        pairs,
+        |values| {
+            scores.push(values[0]);
+            ControlFlow::Continue(())
+        },
+    )?;
     let ranked = scores.into_iter().enumerate();
     let mut results: Vec<Ranked<'_>> = ranked
         .map(|(index, score)| Ranked {

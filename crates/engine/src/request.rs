@@ -45,8 +45,11 @@ pub struct Request {
     pub start_by: Option<Instant>,
     /// The request ends at this time, with what there is.
     pub deadline: Option<Instant>,
-    /// Requests of higher priority are served first; in the same priority, earlier ones.
+    /// Requests of higher priority are served first. In the same priority, tenants take turns; of one tenant, earlier
+    /// requests are first.
     pub priority: i32,
+    /// Whose request it is.
+    pub tenant: Arc<str>,
     /// Cached prefixes are shared only between requests with the same salt.
     pub cache_salt: Option<String>,
     /// Whether control tokens such as `<|im_end|>` appear in the text.
@@ -78,6 +81,7 @@ impl Request {
             start_by: None,
             deadline: None,
             priority: 0,
+            tenant: Arc::default(),
             cache_salt: None,
             special_text: SpecialText::Hide,
             leading_space: LeadingSpace::Keep,

@@ -2,7 +2,7 @@
 //!
 //! Every running sequence gets its next token (decode) or its next chunk of the prompt (prefill) in the same batch, in
 //! order of priority and age. Decode comes first: prompts share a budget of tokens beside it. Waiting requests are
-//! admitted while budget is left. When the cache runs out of blocks, the last sequence of that order is preempted: it
+//! admitted in turn (`queue.rs`) while budget is left. When the cache runs out of blocks, the last sequence of that order is preempted: it
 //! releases its blocks and is computed again later, mostly from the prefix cache. A preempted sequence repeats its context
 //! shifts at the same positions, so its text does not change.
 //!
@@ -10,10 +10,11 @@
 //! with the batch.
 
 mod pace;
+mod queue;
 mod recovery;
 mod step;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::context;
@@ -23,6 +24,7 @@ use crate::sequence::{Sequence, Turn};
 use crate::sequences::{Member, Sequences, Slot};
 use crate::stats::{BlockUsage, EngineStats, PrefixLookups};
 use pace::{Load, Pace};
+use queue::Queue;
 use recovery::Trials;
 use rocmforge_plan::Batch;
 use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
@@ -35,7 +37,7 @@ pub(crate) struct Scheduler {
     limits: Limits,
     pool: BlockPool,
     sequences: Sequences,
-    waiting: BTreeMap<Turn, Slot>,
+    waiting: Queue,
     /// By turn.
     running: Vec<Slot>,
     /// When sequences end or fail, by [`Sequence::alarm`].
@@ -58,7 +60,7 @@ impl Scheduler {
             limits,
             pool,
             sequences: Sequences::default(),
-            waiting: BTreeMap::new(),
+            waiting: Queue::default(),
             running: Vec::new(),
             alarms: BTreeSet::new(),
             trials: Trials::default(),
@@ -80,9 +82,8 @@ impl Scheduler {
         if let Some(alarm) = sequence.alarm() {
             self.alarms.insert((alarm, sequence.id));
         }
-        let turn = sequence.turn();
         let slot = self.sequences.insert(sequence);
-        self.waiting.insert(turn, slot);
+        self.waiting.push(&self.sequences[slot], slot);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -132,11 +133,12 @@ impl Scheduler {
     }
 
     fn take_out(&mut self, slot: Slot) -> Sequence {
-        let turn = self.sequences[slot].turn();
-        if self.waiting.remove(&turn).is_none() {
-            let at = self.place(turn);
+        let sequence = &self.sequences[slot];
+        if !self.waiting.remove(sequence) {
+            let at = self.place(sequence.turn());
             debug_assert_eq!(self.running[at], slot, "running sequences are in order");
             self.running.remove(at);
+            self.waiting.stop(sequence);
         }
         let mut sequence = self.sequences.remove(slot);
         if let Some(alarm) = sequence.alarm() {
@@ -183,13 +185,12 @@ impl Scheduler {
             at += 1;
         }
         while self.running.len() < self.limits.max_seqs && step.has_budget() {
-            let Some((turn, slot)) = self.next_waiting(trial) else {
+            let Some(slot) = self.next_waiting(trial) else {
                 break;
             };
             if self.sequences[slot].pending.is_some() || !self.admit(slot) {
                 break;
             }
-            self.waiting.remove(&turn);
             let sequence = &mut self.sequences[slot];
             let n_tokens = step.rows_for(sequence);
             // A sequence with a full context from the prefix cache shifts in the next step.
@@ -197,7 +198,7 @@ impl Scheduler {
                 step.push(slot, sequence, n_tokens, &mut self.pool);
             }
             self.add_usage(slot, &mut usage);
-            let at = self.place(turn);
+            let at = self.place(self.sequences[slot].turn());
             self.running.insert(at, slot);
         }
         self.kv_usage = usage;
@@ -246,14 +247,19 @@ impl Scheduler {
         usage.n_tokens += sequence.n_positions();
     }
 
-    /// Returns the next waiting sequence of a trial, or of all if there is none.
-    fn next_waiting(&self, trial: Option<u64>) -> Option<(Turn, Slot)> {
-        let mut waiting = self.waiting.iter();
-        let next = waiting.find(|(_, slot)| self.sequences[**slot].trial == trial);
-        next.map(|(turn, slot)| (*turn, *slot))
+    /// Returns the next waiting sequence of a trial, or of all if there is none. Those of a trial ran before.
+    fn next_waiting(&self, trial: Option<u64>) -> Option<Slot> {
+        match trial {
+            None => self.waiting.next(),
+            Some(_) => {
+                let mut preempted = self.waiting.preempted();
+                preempted.find(|&slot| self.sequences[slot].trial == trial)
+            }
+        }
     }
 
-    /// Allocates blocks for all tokens of a waiting sequence and the next one. Returns `false` if there are too few.
+    /// Allocates blocks for all tokens of a waiting sequence and the next one, and ends its wait. Returns `false` if there
+    /// are too few.
     fn admit(&mut self, slot: Slot) -> bool {
         let sequence = &mut self.sequences[slot];
         let n_ctx = self.limits.n_ctx;
@@ -273,6 +279,7 @@ impl Scheduler {
         if sequence.n_prompt_outputs == 0 && sequence.tokens.len() == sequence.n_prompt {
             sequence.n_cached = sequence.n_submitted;
         }
+        self.waiting.start(sequence);
         if !sequence.was_admitted {
             if let Some(alarm) = sequence.alarm() {
                 self.alarms.remove(&(alarm, sequence.id));
@@ -318,7 +325,8 @@ impl Scheduler {
         sequence.table.release(&mut self.pool);
         sequence.n_submitted = 0;
         sequence.n_forgotten = 0;
-        self.waiting.insert(sequence.turn(), slot);
+        self.waiting.stop(sequence);
+        self.waiting.push(sequence, slot);
     }
 
     /// Shifts the full context of `running[at]` before `batch` runs. Preempts later sequences if copies need blocks;

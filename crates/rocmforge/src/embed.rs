@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use rocmforge_engine::serve::{EventStream, Handle, StreamEvent};
 use rocmforge_engine::{EngineError, Request, RequestError};
@@ -53,7 +54,7 @@ impl Session {
         let embedding = self.embedding.as_ref();
         let embedding = embedding.ok_or(RequestError::LoadedForText)?;
         let mut all = Vec::new();
-        embed_each(&self.server, embedding, texts, |values| {
+        embed_each(&self.server, &Arc::default(), embedding, texts, |values| {
             all.push(values);
             ControlFlow::Continue(())
         })?;
@@ -107,13 +108,14 @@ fn filled(template: &str, query: &str, document: &str) -> Rendered {
     Rendered::of_parts(parts)
 }
 
-/// Calls `on_result` with the embedding of each text, or its scores, in order, until it stops. Several texts are under
-/// way at a time.
+/// Calls `on_result` with the embedding of each of the tenant's texts, or its scores, in order, until it stops. Several
+/// texts are under way at a time.
 ///
 /// # Errors
 /// A text is empty or too long, or the device fails.
 pub fn embed_each(
     handle: &Handle,
+    tenant: &Arc<str>,
     embedding: &Embedding,
     texts: impl IntoIterator<Item = Vec<TokenId>>,
     mut on_result: impl FnMut(Vec<f32>) -> ControlFlow<()>,
@@ -124,7 +126,10 @@ pub fn embed_each(
         while under_way.len() < AHEAD
             && let Some(text) = texts.next()
         {
-            let request = Request::embedding(text, embedding.tokens);
+            let request = Request {
+                tenant: Arc::clone(tenant),
+                ..Request::embedding(text, embedding.tokens)
+            };
             under_way.push_back(handle.submit(request).map_err(EngineError::from)?);
         }
         let Some(stream) = under_way.pop_front() else {

@@ -52,6 +52,7 @@ fn random_request(random: &mut Random, n_ctx: usize) -> Request {
         request.context_policy = Some(ContextPolicy::Shift { n_sinks });
         request.max_tokens = random.below(3 * n_ctx);
     }
+    request.tenant = ["", "a", "b"][random.below(3)].into();
     if random.below(3) == 0 {
         request.constraint = Some(Box::new(Chain {
             state: random.below(1000) as u64,
@@ -490,6 +491,32 @@ fn serves_by_priority_then_age() {
     }
     let order = [3, 1, 4, 0, 2].map(|i| submitted[i]);
     assert_eq!(ended, order);
+}
+
+#[test]
+fn a_tenant_with_many_requests_delays_another_by_one() {
+    let mut engine = Sizes::small(1).engine(always());
+    let mut submit = |tenant: &str| {
+        let request = Request {
+            tenant: tenant.into(),
+            ..Request::greedy(vec![1, 2], 2)
+        };
+        engine.submit(request).unwrap()
+    };
+    let many: Vec<RequestId> = (0..500).map(|_| submit("many")).collect();
+    let [first, second] = [submit("few"), submit("few")];
+    let mut ended = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Finished { request, .. } = event {
+                ended.push(request);
+            }
+        }
+    }
+    let of_few = [first, second].map(|few| ended.iter().position(|id| *id == few));
+    assert_eq!(of_few, [Some(1), Some(3)]);
+    ended.retain(|id| ![first, second].contains(id));
+    assert_eq!(ended, many);
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub enum KeysError {
 /// A key, and what its requests use now.
 #[derive(Debug)]
 pub(crate) struct Key {
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     hash: [u8; 32],
     scopes: Vec<Scope>,
     /// Requests at the same time.
@@ -202,7 +202,7 @@ impl Key {
         let hash = from_hex(hash)
             .ok_or("after the name, the SHA-256 of the key in 64 hexadecimal digits is missing")?;
         let mut key = Key {
-            name: name.to_string(),
+            name: name.into(),
             hash,
             scopes: Scope::ALL.to_vec(),
             max_requests: None,
@@ -297,6 +297,11 @@ fn scopes(text: &str) -> Result<Vec<Scope>, String> {
 pub(crate) struct Place(Arc<Key>);
 
 impl Place {
+    /// Returns the name of the key.
+    pub(crate) fn owner(&self) -> &Arc<str> {
+        &self.0.name
+    }
+
     /// Takes tokens from what the key may use.
     pub(crate) fn charge(&self, n_tokens: usize) {
         let key = &self.0;
@@ -325,7 +330,7 @@ mod tests {
         let text = format!("# team\n\nalice:{ABC}:infer:requests=2,tokens_per_minute=60\n");
         let keys = Keys::parse(&text).unwrap();
         let key = keys.find(b"abc").unwrap();
-        assert_eq!(key.name, "alice");
+        assert_eq!(&*key.name, "alice");
         assert!(key.may(Scope::Infer) && !key.may(Scope::Metrics));
         assert!(keys.find(b"abd").is_none());
         assert!(keys.find(&[b'a'; 10_000]).is_none());
@@ -335,7 +340,7 @@ mod tests {
     fn a_new_key_opens_its_own_line() {
         let new = NewKey::create("bob").unwrap();
         let keys = Keys::parse(&new.line).unwrap();
-        assert_eq!(keys.find(new.key.as_bytes()).unwrap().name, "bob");
+        assert_eq!(&*keys.find(new.key.as_bytes()).unwrap().name, "bob");
         assert!(!new.line.contains(&new.key));
         assert_ne!(NewKey::create("bob").unwrap().key, new.key);
     }

@@ -173,10 +173,16 @@ pub(crate) async fn vectors(
         }
         let n_tokens = texts.iter().map(Vec::len).sum();
         let mut values = Vec::with_capacity(texts.len());
-        let embedded = embed_each(&model.engine, &embedding, texts, |vector| {
-            values.push(vector);
-            std::ops::ControlFlow::Continue(())
-        });
+        let embedded = embed_each(
+            &model.engine,
+            &ticket.tenant(),
+            &embedding,
+            texts,
+            |vector| {
+                values.push(vector);
+                std::ops::ControlFlow::Continue(())
+            },
+        );
         embedded.map_err(of_facade)?;
         if let Some(place) = &ticket.place {
             place.charge(n_tokens);

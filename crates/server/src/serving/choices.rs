@@ -47,6 +47,14 @@ pub(crate) struct Ticket {
     pub(crate) _under_way: UnderWay,
 }
 
+impl Ticket {
+    /// Whose turn the request takes: its key's. Without keys, all are one.
+    pub(crate) fn tenant(&self) -> Arc<str> {
+        let place = self.place.as_ref();
+        place.map_or_else(Arc::default, |place| Arc::clone(place.owner()))
+    }
+}
+
 /// The sums of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
@@ -104,9 +112,13 @@ impl Choices {
         let mut slots = Vec::new();
         let mut leaders = Vec::new();
         let mut totals = Totals::default();
+        let tenant = ticket.tenant();
         for group in groups {
             let leader = slots.len();
-            let mut group = group.into_iter();
+            let mut group = group.into_iter().map(|request| Request {
+                tenant: Arc::clone(&tenant),
+                ..request
+            });
             if let Some(request) = group.next() {
                 totals.prompt_tokens += request.prompt.len();
                 leaders.push(request);
