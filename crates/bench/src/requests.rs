@@ -84,6 +84,7 @@ impl Requests {
     ) -> Result<Requests, EngineError> {
         let options = ServeOptions {
             max_waiting: usize::MAX,
+            max_waiting_tokens: usize::MAX,
             ..ServeOptions::default()
         };
         let mut requests = Requests {

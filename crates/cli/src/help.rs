@@ -34,6 +34,7 @@ const RARE: &[&str] = &[
     "kv_tokens",
     "queue_timeout",
     "max_queue",
+    "max_queue_tokens",
     "drain_timeout",
     "access_log",
     "tls_cert",

@@ -125,6 +125,7 @@ fn start(
     }
     let options = ServeOptions {
         max_waiting: args.max_queue,
+        max_waiting_tokens: args.max_queue_tokens,
         restart: Some(restart(
             &session.engine,
             session.model.clone(),

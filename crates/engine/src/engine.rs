@@ -16,7 +16,7 @@ use crate::request::{Request, RequestId};
 use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::sequences::Slot;
-use crate::stats::EngineStats;
+use crate::stats::{EngineStats, Queued};
 use rocmforge_model::Model;
 use rocmforge_plan::Fusion;
 use rocmforge_runtime::tuning::TuneProgress;
@@ -206,9 +206,9 @@ impl Engine {
         self.scheduler.add(sequence);
     }
 
-    /// Returns how many requests were admitted to the cache or ended before, since the start.
-    pub(crate) fn n_left_queue(&self) -> u64 {
-        self.scheduler.n_left_queue()
+    /// Returns what was admitted to the cache or ended before, since the start.
+    pub(crate) fn left_queue(&self) -> Queued {
+        self.scheduler.left_queue()
     }
 
     /// Ends a request: [`Engine::step`] has no more events of it. Returns its last event, with the text that was held

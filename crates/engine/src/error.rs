@@ -29,8 +29,8 @@ pub enum RequestError {
     LoadedForEmbeddings,
     #[error("this model was loaded for text and has no embeddings; load it for embeddings")]
     LoadedForText,
-    #[error("{max_waiting} requests are waiting; try again later")]
-    QueueFull { max_waiting: usize },
+    #[error("{0}; try again later")]
+    QueueFull(QueueLimit),
     #[error(
         "the logits of prompts are not streamed; take log-probabilities (`PromptOutput::Scores`), or drive an engine of your own"
     )]
@@ -43,6 +43,15 @@ pub enum RequestError {
         "the model's logits are NaN or infinite; its weights are damaged, download the file again"
     )]
     NotFinite,
+}
+
+/// How much may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum QueueLimit {
+    #[error("{0} requests may wait")]
+    Requests(usize),
+    #[error("prompts of {0} tokens may wait")]
+    Tokens(usize),
 }
 
 /// An error of the configuration, the device or a request.

@@ -22,7 +22,7 @@ pub mod serve;
 mod stats;
 
 pub use engine::Engine;
-pub use error::{ConfigError, DeviceError, EngineError, RequestError};
+pub use error::{ConfigError, DeviceError, EngineError, QueueLimit, RequestError};
 pub use event::{Event, Failure, FinishReason, StopCause};
 pub use request::{PromptOutput, Request, RequestId};
 pub use rocmforge_plan::{Constraint, ConstraintError, Progress};

@@ -22,7 +22,7 @@ use crate::kv_cache::{BlockPool, BlockTable, ContextShifts, KvUsage};
 use crate::request::RequestId;
 use crate::sequence::{Sequence, Turn};
 use crate::sequences::{Member, Sequences, Slot};
-use crate::stats::{BlockUsage, EngineStats, PrefixLookups};
+use crate::stats::{BlockUsage, EngineStats, PrefixLookups, Queued};
 use pace::{Load, Pace};
 use queue::Queue;
 use recovery::Trials;
@@ -50,8 +50,8 @@ pub(crate) struct Scheduler {
     prefix: PrefixLookups,
     n_preemptions: u64,
     n_failed_steps: u64,
-    /// Sequences that were admitted, or ended before.
-    n_left_queue: u64,
+    /// The sequences that were admitted, or ended before.
+    left_queue: Queued,
 }
 
 impl Scheduler {
@@ -71,7 +71,7 @@ impl Scheduler {
             prefix: PrefixLookups::default(),
             n_preemptions: 0,
             n_failed_steps: 0,
-            n_left_queue: 0,
+            left_queue: Queued::default(),
         }
     }
 
@@ -82,8 +82,23 @@ impl Scheduler {
         if let Some(alarm) = sequence.alarm() {
             self.alarms.insert((alarm, sequence.id));
         }
+        if let Some(leader) = sequence.leader
+            && self.find(leader).is_none()
+        {
+            sequence.leader = None;
+        }
         let slot = self.sequences.insert(sequence);
         self.waiting.push(&self.sequences[slot], slot);
+    }
+
+    /// Lets the followers of a sequence have their turns: its prompt is computed, or it has ended.
+    pub(crate) fn release_followers(&mut self, leader: RequestId) {
+        while let Some(slot) = self.waiting.follower(leader) {
+            let sequence = &mut self.sequences[slot];
+            self.waiting.remove(sequence);
+            sequence.leader = None;
+            self.waiting.push(sequence, slot);
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -110,9 +125,9 @@ impl Scheduler {
         Some((slot, self.sequences[slot].request.deadline == Some(alarm)))
     }
 
-    /// Returns how many sequences were admitted or ended before, since the start.
-    pub(crate) fn n_left_queue(&self) -> u64 {
-        self.n_left_queue
+    /// Returns what was admitted or ended before, since the start.
+    pub(crate) fn left_queue(&self) -> Queued {
+        self.left_queue
     }
 
     /// Ends a sequence and frees its blocks. Steps in flight may still write to them, but they run before any step that
@@ -141,13 +156,16 @@ impl Scheduler {
             self.waiting.stop(sequence);
         }
         let mut sequence = self.sequences.remove(slot);
+        self.release_followers(sequence.id);
         if let Some(alarm) = sequence.alarm() {
             self.alarms.remove(&(alarm, sequence.id));
         }
         if let Some(trial) = sequence.trial.take() {
             self.trials.leave(trial);
         }
-        self.n_left_queue += u64::from(!sequence.was_admitted);
+        if !sequence.was_admitted {
+            self.left_queue += Queued::by(&sequence);
+        }
         sequence.table.release(&mut self.pool);
         sequence
     }
@@ -289,7 +307,7 @@ impl Scheduler {
             if let Some(alarm) = sequence.alarm() {
                 self.alarms.insert((alarm, sequence.id));
             }
-            self.n_left_queue += 1;
+            self.left_queue += Queued::by(sequence);
             self.prefix.queries += sequence.n_prompt as u64;
             self.prefix.hits += sequence.n_submitted as u64;
         }

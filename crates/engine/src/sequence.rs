@@ -32,6 +32,8 @@ pub(crate) type Turn = (Reverse<i32>, RequestId);
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
+    /// A request with the same prompt, which computes it first. `None` once it has.
+    pub(crate) leader: Option<RequestId>,
     pub(crate) request: Request,
     /// The prompt and the generated tokens whose ids have arrived.
     pub(crate) tokens: Vec<TokenId>,
@@ -79,6 +81,7 @@ impl Sequence {
     ) -> Sequence {
         Sequence {
             id,
+            leader: None,
             tokens: request.prompt.clone(),
             n_prompt: request.prompt.len(),
             n_submitted: 0,

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::kv_cache::{ContextShifts, KvUsage};
+use crate::sequence::Sequence;
 
 /// The state of an engine after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,4 +38,35 @@ pub struct BlockUsage {
 pub struct PrefixLookups {
     pub queries: u64,
     pub hits: u64,
+}
+
+/// Requests that wait, and the tokens of their prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Queued {
+    pub(crate) requests: usize,
+    pub(crate) tokens: usize,
+}
+
+impl Queued {
+    pub(crate) fn by(sequence: &Sequence) -> Queued {
+        Queued {
+            requests: 1,
+            tokens: sequence.n_prompt,
+        }
+    }
+
+    /// Returns what remains of this after `left` of it have gone.
+    pub(crate) fn without(self, left: Queued) -> Queued {
+        Queued {
+            requests: self.requests.saturating_sub(left.requests),
+            tokens: self.tokens.saturating_sub(left.tokens),
+        }
+    }
+}
+
+impl std::ops::AddAssign for Queued {
+    fn add_assign(&mut self, more: Queued) {
+        self.requests += more.requests;
+        self.tokens += more.tokens;
+    }
 }

@@ -94,6 +94,15 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub max_queue: usize,
+    /// Tokens that the prompts of waiting requests may have
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4 << 20,
+        env = "ROCMFORGE_MAX_QUEUE_TOKENS",
+        hide_env_values = true
+    )]
+    pub max_queue_tokens: usize,
     /// Seconds that a request may wait for its turn
     #[arg(
         long,

@@ -4,6 +4,8 @@
 //! The next tenant is the one with the fewest running sequences of the priority, and among equals the one whose last turn
 //! is longest ago. So a tenant with hundreds of requests delays another one's by a turn, and a tenant alone is served by
 //! age. A choice takes O(log n).
+//!
+//! A sequence with a leader has its turn after the leader's prompt is computed, so that it finds the prompt in the cache.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -22,6 +24,8 @@ pub(super) struct Queue {
     /// The tenants of the lines in which a sequence waits.
     order: BTreeMap<Place, Arc<str>>,
     n_in_lines: usize,
+    /// Those that wait for a leader's prompt, by leader and age.
+    followers: BTreeMap<(RequestId, RequestId), Slot>,
     n_turns: u64,
 }
 
@@ -46,12 +50,14 @@ impl Line {
 
 impl Queue {
     pub(super) fn len(&self) -> usize {
-        self.preempted.len() + self.n_in_lines
+        self.preempted.len() + self.n_in_lines + self.followers.len()
     }
 
     /// Lets a sequence wait that does not run.
     pub(super) fn push(&mut self, sequence: &Sequence, slot: Slot) {
-        if sequence.was_admitted {
+        if let Some(leader) = sequence.leader {
+            self.followers.insert((leader, sequence.id), slot);
+        } else if sequence.was_admitted {
             self.preempted.insert(sequence.turn(), slot);
         } else {
             self.n_in_lines += 1;
@@ -61,6 +67,9 @@ impl Queue {
 
     /// Takes a sequence out. Returns whether it waited.
     pub(super) fn remove(&mut self, sequence: &Sequence) -> bool {
+        if let Some(leader) = sequence.leader {
+            return self.followers.remove(&(leader, sequence.id)).is_some();
+        }
         if sequence.was_admitted {
             return self.preempted.remove(&sequence.turn()).is_some();
         }
@@ -81,6 +90,13 @@ impl Queue {
         let line = self.lines.get(&(priority, Arc::clone(tenant)));
         let line = line.expect("every place is of a line");
         line.waiting.values().next().copied()
+    }
+
+    /// Returns a sequence that waits for this leader.
+    pub(super) fn follower(&self, leader: RequestId) -> Option<Slot> {
+        let mut followers = self.followers.range((leader, RequestId(0))..);
+        let ((of, _), slot) = followers.next()?;
+        (*of == leader).then_some(*slot)
     }
 
     /// Returns the sequences that ran before, by priority and age.

@@ -1,17 +1,16 @@
 //! What clients use: submits requests to the engine's thread and asks it for numbers.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use super::mailbox::{Mailbox, Outbox};
 use super::stream::EventStream;
 use crate::engine::Engine;
-use crate::error::{EngineError, RequestError};
+use crate::error::{EngineError, QueueLimit, RequestError};
 use crate::event::Failure;
 use crate::intake::Intake;
 use crate::request::{PromptOutput, Request, RequestId};
 use crate::sequence::Sequence;
-use crate::stats::EngineStats;
+use crate::stats::{EngineStats, Queued};
 use rocmforge_runtime::BackendInfo;
 
 /// What clients ask of the engine's thread.
@@ -28,20 +27,25 @@ pub(super) enum Command {
 pub(super) struct Shared {
     intake: Arc<Intake>,
     info: BackendInfo,
-    max_waiting: usize,
-    /// Requests that clients have submitted.
-    n_submitted: AtomicU64,
-    /// Those of them that no longer wait for their first admission.
-    n_left_queue: AtomicU64,
+    /// What may wait.
+    most: Queued,
+    /// What clients have submitted. The engine's thread does not use it.
+    submitted: Mutex<Queued>,
+    /// What of it no longer waits for its first admission.
+    left_queue: Mutex<Queued>,
     stats: Mutex<EngineStats>,
+}
+
+/// Locks what no code panics with.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
     /// Tells all handles the state of the engine.
     pub(super) fn publish(&self, engine: &Engine) {
-        self.n_left_queue
-            .store(engine.n_left_queue(), Ordering::Release);
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = engine.stats();
+        *lock(&self.left_queue) = engine.left_queue();
+        *lock(&self.stats) = engine.stats();
     }
 }
 
@@ -49,8 +53,9 @@ impl Shared {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    #[error("{max_waiting} requests are waiting; try again later")]
-    Full { max_waiting: usize },
+    /// Too much waits.
+    #[error("{0}; try again later")]
+    Full(QueueLimit),
     #[error("{}", Failure::EngineStopped)]
     Stopped,
     #[error(transparent)]
@@ -62,7 +67,7 @@ impl From<SubmitError> for EngineError {
         match error {
             SubmitError::Invalid(error) => error,
             SubmitError::Stopped => EngineError::Failed(Failure::EngineStopped),
-            SubmitError::Full { max_waiting } => RequestError::QueueFull { max_waiting }.into(),
+            SubmitError::Full(limit) => RequestError::QueueFull(limit).into(),
         }
     }
 }
@@ -75,14 +80,14 @@ pub struct Handle {
 }
 
 impl Handle {
-    pub(super) fn new(engine: &Engine, max_waiting: usize) -> (Handle, mpsc::Receiver<Command>) {
+    pub(super) fn new(engine: &Engine, most: Queued) -> (Handle, mpsc::Receiver<Command>) {
         let (commands, inbox) = mpsc::channel();
         let shared = Shared {
             intake: Arc::clone(engine.intake()),
             info: engine.backend_info().clone(),
-            max_waiting,
-            n_submitted: AtomicU64::new(engine.n_left_queue()),
-            n_left_queue: AtomicU64::new(engine.n_left_queue()),
+            most,
+            submitted: Mutex::new(engine.left_queue()),
+            left_queue: Mutex::new(engine.left_queue()),
             stats: Mutex::new(engine.stats()),
         };
         let shared = Arc::new(shared);
@@ -96,7 +101,7 @@ impl Handle {
     /// Queues a request and returns its events. Does not wait.
     ///
     /// # Errors
-    /// [`SubmitError::Full`] if too many requests wait, [`SubmitError::Invalid`] if this one cannot be served.
+    /// [`SubmitError::Full`] if too much waits, [`SubmitError::Invalid`] if this one cannot be served.
     pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         let mut streams = self.submit_all([request])?;
         Ok(streams.pop().expect("one stream per request"))
@@ -110,18 +115,37 @@ impl Handle {
         &self,
         requests: impl IntoIterator<Item = Request>,
     ) -> Result<Vec<EventStream>, SubmitError> {
+        self.submit_groups(requests.into_iter().map(|request| vec![request]))
+    }
+
+    /// Queues groups of requests: all or none. Those of a group have the same prompt. Its first one computes it; the
+    /// others have their turns after that, and find it in the cache.
+    ///
+    /// # Errors
+    /// As [`Handle::submit`].
+    pub fn submit_groups(
+        &self,
+        groups: impl IntoIterator<Item = Vec<Request>>,
+    ) -> Result<Vec<EventStream>, SubmitError> {
         let mut submitted = Vec::new();
         let mut streams = Vec::new();
-        for request in requests {
-            if request.prompt_output == PromptOutput::Logits {
-                return Err(EngineError::from(RequestError::LogitsStreamed).into());
+        let mut queued = Queued::default();
+        for group in groups {
+            let mut leader = None;
+            for request in group {
+                if request.prompt_output == PromptOutput::Logits {
+                    return Err(EngineError::from(RequestError::LogitsStreamed).into());
+                }
+                let mut sequence = self.shared.intake.prepare(request)?;
+                sequence.leader = leader;
+                leader.get_or_insert(sequence.id);
+                queued += Queued::by(&sequence);
+                let mailbox = Arc::new(Mailbox::default());
+                streams.push((sequence.id, Arc::clone(&mailbox)));
+                submitted.push((sequence, Outbox(mailbox)));
             }
-            let sequence = self.shared.intake.prepare(request)?;
-            let mailbox = Arc::new(Mailbox::default());
-            streams.push((sequence.id, Arc::clone(&mailbox)));
-            submitted.push((sequence, Outbox(mailbox)));
         }
-        self.take_places(submitted.len() as u64)?;
+        self.take_places(queued)?;
         let command = Command::Submit(submitted);
         self.commands
             .send(command)
@@ -130,19 +154,22 @@ impl Handle {
         Ok(streams.into_iter().map(stream).collect())
     }
 
-    /// Takes `n` places in the queue.
-    fn take_places(&self, n: u64) -> Result<(), SubmitError> {
-        let max_waiting = self.shared.max_waiting;
-        let n_left = self.shared.n_left_queue.load(Ordering::Acquire);
-        let with_these = |n_submitted: u64| {
-            let n_waiting = n_submitted.saturating_sub(n_left) + n;
-            (n_waiting <= max_waiting as u64).then(|| n_submitted + n)
-        };
-        let n_submitted = &self.shared.n_submitted;
-        match n_submitted.fetch_update(Ordering::AcqRel, Ordering::Acquire, with_these) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(SubmitError::Full { max_waiting }),
+    /// Takes places in the queue. When nothing waits, there is place for any number.
+    fn take_places(&self, these: Queued) -> Result<(), SubmitError> {
+        let most = self.shared.most;
+        let mut submitted = lock(&self.shared.submitted);
+        let mut waiting = submitted.without(*lock(&self.shared.left_queue));
+        if waiting.requests > 0 {
+            waiting += these;
+            if waiting.requests > most.requests {
+                return Err(SubmitError::Full(QueueLimit::Requests(most.requests)));
+            }
+            if waiting.tokens > most.tokens {
+                return Err(SubmitError::Full(QueueLimit::Tokens(most.tokens)));
+            }
         }
+        *submitted += these;
+        Ok(())
     }
 
     /// Asks the engine to end a request before its next step. Its stream ends with
@@ -153,11 +180,7 @@ impl Handle {
 
     /// Returns the state of the engine after its last step.
     pub fn stats(&self) -> EngineStats {
-        *self
-            .shared
-            .stats
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.shared.stats)
     }
 
     /// Returns the context size: the number of positions of one sequence.

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::stats::Queued;
 pub use handle::{Handle, SubmitError};
 use rocmforge_runtime::Executor;
 pub use stream::{EventStream, PromptScore, StreamEvent, Token, Waited};
@@ -24,8 +25,10 @@ pub type Restart = Box<dyn FnMut() -> Result<Executor, EngineError> + Send>;
 
 /// How an engine is served.
 pub struct ServeOptions {
-    /// Requests that may wait for their first admission. More are refused.
+    /// Requests that may wait for their first admission. More are refused, unless they come together and nothing waits.
     pub max_waiting: usize,
+    /// Tokens that their prompts may have, likewise.
+    pub max_waiting_tokens: usize,
     /// Replaces a backend that failed. Without it, failed steps are tried again on the same one.
     pub restart: Option<Restart>,
 }
@@ -34,6 +37,7 @@ impl Default for ServeOptions {
     fn default() -> ServeOptions {
         ServeOptions {
             max_waiting: 1024,
+            max_waiting_tokens: 4 << 20,
             restart: None,
         }
     }
@@ -52,9 +56,14 @@ pub struct Server {
 pub fn serve(engine: Engine, options: ServeOptions) -> Result<Server, EngineError> {
     let ServeOptions {
         max_waiting,
+        max_waiting_tokens,
         restart,
     } = options;
-    let (handle, commands) = Handle::new(&engine, max_waiting);
+    let most = Queued {
+        requests: max_waiting,
+        tokens: max_waiting_tokens,
+    };
+    let (handle, commands) = Handle::new(&engine, most);
     let worker = Worker::new(engine, commands, handle.shared(), restart);
     let thread = std::thread::Builder::new()
         .name("rocmforge-engine".into())

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 use super::*;
+use crate::error::QueueLimit;
 use crate::event::{Failure, FinishReason};
 use crate::recorder::{Before, Broken, N_VOCAB, Sizes, always, expected, lost_step};
 use crate::request::{PromptOutput, Request};
@@ -231,7 +232,7 @@ fn refuses_requests_beyond_the_queue() {
     let refused = handle.submit(request(4));
     assert!(matches!(
         refused.err(),
-        Some(SubmitError::Full { max_waiting: 2 })
+        Some(SubmitError::Full(QueueLimit::Requests(2)))
     ));
     drop(gate.permits);
     for (i, stream) in [first].into_iter().chain(waiting).enumerate() {
@@ -251,6 +252,73 @@ fn refuses_requests_beyond_the_queue() {
     let refused = handle.submit(logits).err().expect("it is refused");
     assert!(refused.to_string().contains("PromptOutput::Scores"));
     check_empty(handle);
+}
+
+/// A prompt that does not fit beside those that wait is refused; alone, it has a place.
+#[test]
+fn refuses_tokens_beyond_the_queue() {
+    let (gate, before) = gated();
+    let options = ServeOptions {
+        max_waiting_tokens: 10,
+        ..ServeOptions::default()
+    };
+    let server = server(Sizes::small(1), before, options);
+    let prompt = |n_tokens| Request::greedy(vec![1; n_tokens], 3);
+    let mut streams = vec![server.submit(prompt(20)).unwrap()];
+    while server.stats().running == 0 {
+        std::thread::yield_now();
+    }
+    streams.push(server.submit(prompt(20)).unwrap());
+    let refused = server.submit(prompt(1));
+    let Some(SubmitError::Full(QueueLimit::Tokens(10))) = refused.err() else {
+        panic!("the queue has no place");
+    };
+    drop(gate.permits);
+    for stream in streams {
+        assert_eq!(read(stream).reason, Some(FinishReason::Length));
+    }
+    server.submit(prompt(20)).unwrap();
+    check_empty(&server);
+}
+
+/// The prompt of a group is computed once, and its requests have their places together.
+#[test]
+fn a_group_computes_its_prompt_once_and_is_queued_as_one() {
+    let (gate, before) = gated();
+    let options = ServeOptions {
+        max_waiting: 5,
+        ..ServeOptions::default()
+    };
+    let server = server(Sizes::small(8), before, options);
+    let group = |i: u32, n: usize| vec![Request::greedy(vec![i; 17], 4); n];
+    let streams = server.submit_groups([group(1, 4), group(2, 1)]).unwrap();
+    let refused = server.submit_groups([group(3, 1), group(4, 5)]);
+    assert!(matches!(refused.err(), Some(SubmitError::Full(_))));
+    drop(gate.permits);
+    for (i, stream) in streams.into_iter().enumerate() {
+        let request = &group(1 + i as u32 / 4, 1)[0];
+        assert_eq!(read(stream).ids, expected(request, 32, 4).ids);
+    }
+    // Three followers find the four full pages of their leader's prompt.
+    assert_eq!(server.stats().prefix.hits, 3 * 16);
+    check_empty(&server);
+}
+
+/// Followers go on when their leader leaves before its prompt is computed, and leave as others do.
+#[test]
+fn followers_do_not_need_their_leader() {
+    let (gate, before) = gated();
+    let server = server(Sizes::small(1), before, ServeOptions::default());
+    let running = server.submit(request(1)).unwrap();
+    let mut streams = server.submit_groups([vec![request(2); 4]]).unwrap();
+    drop(streams.remove(2));
+    drop(streams.remove(0));
+    drop(gate.permits);
+    for stream in streams {
+        assert_eq!(read(stream).ids, expected(&request(2), 32, 4).ids);
+    }
+    drop(running);
+    check_empty(&server);
 }
 
 /// The engine ends requests whose clients read nothing; a client then gets all tokens as one event.

@@ -154,7 +154,7 @@ impl From<SubmitError> for ApiError {
         match error {
             SubmitError::Invalid(error) => error.into(),
             SubmitError::Stopped => ApiError::stopping(),
-            SubmitError::Full { .. } => {
+            SubmitError::Full(_) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, error.to_string()).code("queue_full")
             }
             error => ApiError::internal(error.to_string()),

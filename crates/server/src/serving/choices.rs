@@ -1,7 +1,7 @@
 //! The answers to one HTTP request, from their submission to their end.
 //!
-//! Answers to the same prompt (`n` above 1) begin when the first of them has computed the prompt, which they then find in
-//! the cache. Dropping [`Choices`] ends them all before the engine's next step.
+//! Answers to the same prompt (`n` above 1) are a group of the engine, which computes the prompt once. Dropping [`Choices`]
+//! ends them all before the engine's next step.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -86,17 +86,11 @@ pub(crate) struct Choices {
 
 /// One answer.
 struct Slot {
-    state: State,
-    /// The slot whose prompt this one shares.
-    leader: usize,
+    /// `None` once it has ended.
+    events: Option<EventStream>,
+    /// Whether it computes its group's prompt.
+    leads: bool,
     last_token: Option<Instant>,
-}
-
-enum State {
-    /// It waits for its leader's prompt.
-    Waiting(Box<Request>),
-    Running(EventStream),
-    Ended,
 }
 
 impl Choices {
@@ -109,34 +103,27 @@ impl Choices {
         groups: Vec<Vec<Request>>,
         ticket: Ticket,
     ) -> Result<Choices, ApiError> {
-        let mut slots = Vec::new();
-        let mut leaders = Vec::new();
+        let mut leads = Vec::new();
         let mut totals = Totals::default();
         let tenant = ticket.tenant();
-        for group in groups {
-            let leader = slots.len();
-            let mut group = group.into_iter().map(|request| Request {
-                tenant: Arc::clone(&tenant),
-                ..request
-            });
-            if let Some(request) = group.next() {
-                totals.prompt_tokens += request.prompt.len();
-                leaders.push(request);
-                slots.push(Slot::new(State::Ended, leader));
+        let groups = groups.into_iter().map(|mut group| {
+            totals.prompt_tokens += group.first().map_or(0, |leader| leader.prompt.len());
+            leads.extend((0..group.len()).map(|at| at == 0));
+            for request in &mut group {
+                request.tenant = Arc::clone(&tenant);
             }
-            slots.extend(group.map(|request| Slot::new(State::Waiting(request.into()), leader)));
-        }
-        let submitted = model.engine.submit_all(leaders);
+            group
+        });
+        let submitted = model.engine.submit_groups(groups);
         let streams = submitted.map_err(|error| model.busy(error.into()))?;
-        let mut streams = streams.into_iter();
-        for (at, slot) in slots.iter_mut().enumerate() {
-            if slot.leader == at {
-                slot.state = State::Running(streams.next().expect("one stream for each leader"));
-            }
-        }
+        let slot = |(events, leads)| Slot {
+            events: Some(events),
+            leads,
+            last_token: None,
+        };
         Ok(Choices {
             model,
-            slots,
+            slots: streams.into_iter().zip(leads).map(slot).collect(),
             ready: VecDeque::new(),
             first: 0,
             started: Instant::now(),
@@ -153,7 +140,7 @@ impl Choices {
 
     /// Ends an answer that needs no more tokens.
     pub(crate) fn end(&mut self, choice: usize) {
-        self.slots[choice].state = State::Ended;
+        self.slots[choice].events = None;
     }
 
     /// Waits for all answers.
@@ -199,16 +186,13 @@ impl Choices {
             let mut is_over = true;
             let mut event = None;
             for at in (0..n).map(|i| (self.first + i) % n) {
-                match &mut self.slots[at].state {
-                    State::Running(stream) => {
-                        is_over = false;
-                        if let Poll::Ready(Some(found)) = stream.poll_event(context) {
-                            event = Some((at, found));
-                            break;
-                        }
-                    }
-                    State::Waiting(_) => is_over = false,
-                    State::Ended => {}
+                let Some(events) = &mut self.slots[at].events else {
+                    continue;
+                };
+                is_over = false;
+                if let Poll::Ready(Some(found)) = events.poll_event(context) {
+                    event = Some((at, found));
+                    break;
                 }
             }
             match event {
@@ -237,7 +221,7 @@ impl Choices {
                 queue_time,
                 at,
             } => {
-                if self.slots[choice].leader == choice {
+                if self.slots[choice].leads {
                     self.model
                         .metrics
                         .prompt_done(queue_time, at - self.started);
@@ -245,7 +229,6 @@ impl Choices {
                     self.totals.cached_tokens += cached_tokens;
                     self.totals.prompt_time = at - self.started;
                     self.prompt_done = Some(at);
-                    self.start_followers(choice)?;
                 }
             }
             StreamEvent::Tokens { tokens, text, at } => {
@@ -266,10 +249,8 @@ impl Choices {
                 });
             }
             StreamEvent::Finished { reason, text } => {
-                self.slots[choice].state = State::Ended;
+                self.slots[choice].events = None;
                 self.model.metrics.finished(reason);
-                // A leader that ends early may have had no prompt to share.
-                self.start_followers(choice)?;
                 self.ready.push_back(Update::Finished {
                     choice,
                     reason,
@@ -280,20 +261,6 @@ impl Choices {
                 self.model.metrics.failed();
                 return Err(failure.into());
             }
-        }
-        Ok(())
-    }
-
-    fn start_followers(&mut self, leader: usize) -> Result<(), ApiError> {
-        for slot in &mut self.slots {
-            if slot.leader != leader || !matches!(slot.state, State::Waiting(_)) {
-                continue;
-            }
-            let State::Waiting(request) = std::mem::replace(&mut slot.state, State::Ended) else {
-                continue;
-            };
-            let stream = self.model.engine.submit(*request);
-            slot.state = State::Running(stream.map_err(|error| self.model.busy(error.into()))?);
         }
         Ok(())
     }
@@ -311,8 +278,8 @@ impl Drop for Choices {
         if let Some(place) = &self.ticket.place {
             place.charge(prompt_tokens - cached_tokens.min(prompt_tokens) + completion_tokens);
         }
-        let was_cut = |slot: &Slot| !matches!(slot.state, State::Ended);
-        let n_aborted = self.slots.iter().filter(|slot| was_cut(slot)).count();
+        let was_cut = |slot: &&Slot| slot.events.is_some();
+        let n_aborted = self.slots.iter().filter(was_cut).count();
         self.model.metrics.aborted(n_aborted);
         let whole = self.started.elapsed();
         self.model
@@ -329,16 +296,6 @@ impl Stream for Choices {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Update, ApiError>>> {
         self.get_mut().poll_update(context)
-    }
-}
-
-impl Slot {
-    fn new(state: State, leader: usize) -> Slot {
-        Slot {
-            state,
-            leader,
-            last_token: None,
-        }
     }
 }
 
