@@ -31,6 +31,7 @@ const RARE: &[&str] = &[
     "pg",
     "kv_type",
     "itl_target",
+    "ttft_target",
     "kv_tokens",
     "queue_timeout",
     "max_queue",

@@ -50,6 +50,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         notice: note,
         drain_timeout: Duration::from_secs(args.drain_timeout),
         limits: Limits {
+            max_first_token_time: (args.ttft_target > 0)
+                .then(|| Duration::from_millis(args.ttft_target)),
             max_queue_time: Duration::from_secs(args.queue_timeout),
             ..Limits::default()
         },

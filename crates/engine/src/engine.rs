@@ -185,11 +185,12 @@ impl Engine {
     /// Queues a request; its events come from [`Engine::step`].
     ///
     /// # Errors
-    /// [`EngineError::Request`] or [`EngineError::Config`] if the request is invalid.
+    /// [`EngineError::Request`] or [`EngineError::Config`] if the request is invalid, [`Failure::Overloaded`] if it would
+    /// wait too long.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
         let sequence = self.intake.prepare(request)?;
         let id = sequence.id;
-        self.add(sequence);
+        self.add(sequence)?;
         Ok(id)
     }
 
@@ -199,11 +200,16 @@ impl Engine {
     }
 
     /// Queues a prepared sequence.
-    pub(crate) fn add(&mut self, mut sequence: Sequence) {
+    ///
+    /// # Errors
+    /// [`Failure::Overloaded`].
+    pub(crate) fn add(&mut self, mut sequence: Sequence) -> Result<(), Failure> {
+        self.scheduler.check(&mut sequence)?;
         if let Some(constrained) = &mut sequence.constrained {
             self.masks.begin(constrained);
         }
         self.scheduler.add(sequence);
+        Ok(())
     }
 
     /// Returns what was admitted to the cache or ended before, since the start.

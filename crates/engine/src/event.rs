@@ -52,6 +52,16 @@ pub enum Failure {
     /// It waited for a place in the cache until [`Request::start_by`](crate::Request::start_by).
     #[error("the request waited too long for its turn; try again later")]
     NotStarted,
+    /// Its first token would come later than [`Request::first_token_within`](crate::Request::first_token_within).
+    #[error(
+        "the answer would begin after about {:.1} s, later than this server allows; try again later",
+        wait.as_secs_f64()
+    )]
+    Overloaded {
+        wait: Duration,
+        /// After this time, a request would probably wait less.
+        less_after: Duration,
+    },
     /// The thread of the engine has ended.
     #[error("the engine has stopped; start it again")]
     EngineStopped,

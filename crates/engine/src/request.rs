@@ -1,7 +1,7 @@
 //! Requests to the engine.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocmforge_model::PooledTokens;
 use rocmforge_plan::{Constraint, SamplingParams};
@@ -43,6 +43,8 @@ pub struct Request {
     pub min_tokens: usize,
     /// The request fails at this time if it still waits for a place in the cache.
     pub start_by: Option<Instant>,
+    /// The request is refused when it comes if its first token would probably take longer.
+    pub first_token_within: Option<Duration>,
     /// The request ends at this time, with what there is.
     pub deadline: Option<Instant>,
     /// Requests of higher priority are served first. In the same priority, tenants take turns; of one tenant, earlier
@@ -79,6 +81,7 @@ impl Request {
             ignore_eos: false,
             min_tokens: 0,
             start_by: None,
+            first_token_within: None,
             deadline: None,
             priority: 0,
             tenant: Arc::default(),

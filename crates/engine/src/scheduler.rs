@@ -9,6 +9,7 @@
 //! The work per token does not depend on the number of sequences: they are found by slot, and block tables are shared
 //! with the batch.
 
+mod forecast;
 mod pace;
 mod queue;
 mod recovery;
@@ -18,12 +19,14 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::context;
+use crate::event::Failure;
 use crate::kv_cache::{BlockPool, BlockTable, ContextShifts, KvUsage};
 use crate::request::RequestId;
 use crate::sequence::{Sequence, Turn};
 use crate::sequences::{Member, Sequences, Slot};
 use crate::stats::{BlockUsage, EngineStats, PrefixLookups, Queued};
-use pace::{Load, Pace};
+pub(crate) use pace::Load;
+use pace::Pace;
 use queue::Queue;
 use recovery::Trials;
 use rocmforge_plan::Batch;
@@ -75,10 +78,8 @@ impl Scheduler {
         }
     }
 
+    /// Lets a sequence wait.
     pub(crate) fn add(&mut self, mut sequence: Sequence) {
-        if let Some(salt) = &sequence.request.cache_salt {
-            sequence.table = BlockTable::new(Some(self.pool.salted(salt)));
-        }
         if let Some(alarm) = sequence.alarm() {
             self.alarms.insert((alarm, sequence.id));
         }
@@ -99,6 +100,17 @@ impl Scheduler {
             sequence.leader = None;
             self.waiting.push(sequence, slot);
         }
+    }
+
+    /// Prepares a sequence for the cache.
+    ///
+    /// # Errors
+    /// Its first token would come too late.
+    pub(crate) fn check(&mut self, sequence: &mut Sequence) -> Result<(), Failure> {
+        if let Some(salt) = &sequence.request.cache_salt {
+            sequence.table = BlockTable::new(Some(self.pool.salted(salt)));
+        }
+        self.check_wait(sequence)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -157,6 +169,7 @@ impl Scheduler {
         }
         let mut sequence = self.sequences.remove(slot);
         self.release_followers(sequence.id);
+        self.record_end(&sequence);
         if let Some(alarm) = sequence.alarm() {
             self.alarms.remove(&(alarm, sequence.id));
         }
@@ -381,6 +394,7 @@ impl Scheduler {
         EngineStats {
             running: self.running.len(),
             waiting: self.waiting.len(),
+            queue_time: self.queue_time(),
             blocks: BlockUsage {
                 used: self.pool.n_blocks() - n_free,
                 cached: self.pool.n_cached(),

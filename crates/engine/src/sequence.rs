@@ -38,6 +38,8 @@ pub(crate) struct Sequence {
     /// The prompt and the generated tokens whose ids have arrived.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) n_prompt: usize,
+    /// Tokens of the prompt that were not in the cache when the request came.
+    pub(crate) n_to_compute: usize,
     /// Tokens submitted since the sequence was last admitted.
     pub(crate) n_submitted: usize,
     /// Submitted tokens that context shifts have dropped.
@@ -84,6 +86,7 @@ impl Sequence {
             leader: None,
             tokens: request.prompt.clone(),
             n_prompt: request.prompt.len(),
+            n_to_compute: request.prompt.len(),
             n_submitted: 0,
             n_forgotten: 0,
             context_policy,

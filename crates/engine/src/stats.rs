@@ -1,5 +1,7 @@
 //! What an engine is doing, in numbers.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use crate::kv_cache::{ContextShifts, KvUsage};
@@ -12,6 +14,8 @@ pub struct EngineStats {
     pub running: usize,
     /// Requests that wait, preempted ones included.
     pub waiting: usize,
+    /// How long a request would probably wait behind those; zero as long as nothing is known about the device.
+    pub queue_time: Duration,
     pub blocks: BlockUsage,
     pub prefix: PrefixLookups,
     /// Times that a request gave its blocks to another one.

@@ -67,6 +67,10 @@ pub struct Limits {
     pub max_stop_bytes: usize,
     /// Tokens with a bias.
     pub max_biases: usize,
+    /// Time to the first token. A request that would probably take longer is refused.
+    pub max_first_token_time: Option<Duration>,
+    /// Time after which the head of a stream is sent, whether or not its request has begun. Before, a failure is a status.
+    pub head_timeout: Duration,
     /// Time that a request may wait for its turn.
     pub max_queue_time: Duration,
     /// Time for an answer; what there is then is returned.
@@ -87,6 +91,8 @@ impl Default for Limits {
             max_stops: 32,
             max_stop_bytes: 4096,
             max_biases: 4096,
+            max_first_token_time: None,
+            head_timeout: Duration::from_secs(5),
             // As long as OpenAI's clients wait.
             max_queue_time: Duration::from_secs(600),
             max_answer_time: Duration::from_secs(3600),

@@ -131,6 +131,16 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub itl_target: u64,
+    /// Milliseconds to the first token; a request that would wait longer is refused, 0: none is
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u64).range(0..=1000 * MAX_SECONDS),
+        env = "ROCMFORGE_TTFT_TARGET",
+        hide_env_values = true
+    )]
+    pub ttft_target: u64,
     /// Seconds that running requests may take after the server is told to stop
     #[arg(
         long,

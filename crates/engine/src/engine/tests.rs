@@ -519,6 +519,45 @@ fn a_tenant_with_many_requests_delays_another_by_one() {
     assert_eq!(ended, many);
 }
 
+/// A device that takes a second for each token of a prompt, and 10 seconds for a request.
+#[test]
+fn requests_that_would_wait_too_long_are_refused() {
+    let mut engine = Sizes::small(2).engine(always());
+    let load = crate::scheduler::Load {
+        n_prefill: 1,
+        n_decoding: 0,
+    };
+    let request = |n_tokens: usize, tenant: &str, priority: i32| Request {
+        first_token_within: Some(Duration::from_secs(9)),
+        tenant: tenant.into(),
+        priority,
+        ..Request::greedy(vec![1; n_tokens], 2)
+    };
+    // Nothing is known, so nothing is refused.
+    let first = engine.submit(request(20, "", 0)).unwrap();
+    engine.abort(first);
+    engine.scheduler.record_time(load, Duration::from_secs(1));
+    assert_eq!(engine.stats().queue_time, Duration::ZERO);
+    for _ in 0..2 {
+        engine.submit(request(4, "a", 0)).unwrap();
+    }
+    assert_eq!(engine.stats().queue_time, Duration::from_secs(8));
+    let refused = engine.submit(request(4, "a", 0)).unwrap_err();
+    let EngineError::Failed(Failure::Overloaded { wait, less_after }) = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(wait, Duration::from_secs(12));
+    assert_eq!(less_after, Duration::from_secs(3));
+    // Two tokens fit, and so do four of another tenant, before which only one request of the first has its turn.
+    engine.submit(request(1, "a", 0)).unwrap();
+    engine.submit(request(4, "b", 0)).unwrap();
+    engine.submit(request(9, "a", 1)).unwrap();
+    assert!(engine.submit(request(1, "a", 1)).is_err());
+    let (outcomes, _) = run_all(&mut engine);
+    assert_eq!(outcomes.len(), 5);
+    assert_eq!(engine.left_queue().requests, 8);
+}
+
 #[test]
 fn shares_prefixes_only_with_the_same_salt() {
     let sizes = Sizes {

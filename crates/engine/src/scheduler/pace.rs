@@ -1,4 +1,4 @@
-//! How many tokens of prompts a step takes. Sequences that generate wait for the prompts in their steps, so these get as
+//! How fast the device is, and how many tokens of prompts a step takes. Sequences that generate wait for the prompts in their steps, so these get as
 //! many tokens as keep the step's time near a target, by the times of earlier steps. A step without such sequences takes
 //! as many as the device can.
 
@@ -16,13 +16,20 @@ pub(crate) struct Load {
     pub(crate) n_prefill: usize,
 }
 
-/// The speed of the device, learned from the times of steps.
+/// The number of ends over which their mean is taken.
+const N_ENDS: u32 = 16;
+
+/// The speed of the device, learned from the times of steps and sequences.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     /// Seconds of a step without tokens of prompts.
     decode: Option<f64>,
     /// Seconds that the tokens of prompts add to a step, and their number.
     prompts: Option<[f64; 2]>,
+    /// Seconds from the admission of a sequence to its end.
+    service: f64,
+    /// Ends that `service` is of, up to [`N_ENDS`].
+    n_ends: u32,
 }
 
 impl Pace {
@@ -43,6 +50,28 @@ impl Pace {
             mean(before_time, time - of_decoding),
             mean(before_n, load.n_prefill as f64),
         ]);
+    }
+
+    /// Learns from a sequence that ended `time` after its admission.
+    pub(super) fn record_end(&mut self, time: Duration) {
+        self.n_ends = (self.n_ends + 1).min(N_ENDS);
+        self.service += (time.as_secs_f64() - self.service) / f64::from(self.n_ends);
+    }
+
+    /// Returns the seconds in which `n` of `n_running` sequences end.
+    pub(super) fn time_to_end(&self, n: usize, n_running: usize) -> f64 {
+        self.service * n as f64 / n_running.max(1) as f64
+    }
+
+    /// Returns the seconds for `n` tokens of prompts, of which a step takes `per_step` beside sequences that generate;
+    /// `None` if nothing is known yet.
+    pub(super) fn prompt_time(&self, n: usize, per_step: usize, n_running: usize) -> Option<f64> {
+        let [time, n_known] = self.prompts?;
+        let n_steps = match n_running {
+            0 => 0,
+            _ => n.div_ceil(per_step.max(1)),
+        };
+        Some(n as f64 * time / n_known + n_steps as f64 * self.decode.unwrap_or(0.0))
     }
 
     /// Returns how many tokens of prompts fit into a step of `target` beside sequences that generate; `None` if nothing is

@@ -7,13 +7,14 @@
 //!
 //! A sequence with a leader has its turn after the leader's prompt is computed, so that it finds the prompt in the cache.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::request::RequestId;
 use crate::sequence::{Sequence, Turn};
 use crate::sequences::Slot;
+use crate::stats::Queued;
 
 #[derive(Debug, Default)]
 pub(super) struct Queue {
@@ -23,7 +24,8 @@ pub(super) struct Queue {
     lines: HashMap<(i32, Arc<str>), Line>,
     /// The tenants of the lines in which a sequence waits.
     order: BTreeMap<Place, Arc<str>>,
-    n_in_lines: usize,
+    /// What waits in lines, with the tokens to compute.
+    in_lines: Queued,
     /// Those that wait for a leader's prompt, by leader and age.
     followers: BTreeMap<(RequestId, RequestId), Slot>,
     n_turns: u64,
@@ -35,6 +37,8 @@ struct Line {
     /// Those that never ran.
     waiting: BTreeMap<RequestId, Slot>,
     n_running: usize,
+    /// Tokens to compute of those that wait.
+    n_tokens: usize,
     /// The number of its last turn. A new line comes after those that wait already.
     turn: u64,
 }
@@ -50,7 +54,7 @@ impl Line {
 
 impl Queue {
     pub(super) fn len(&self) -> usize {
-        self.preempted.len() + self.n_in_lines + self.followers.len()
+        self.preempted.len() + self.in_lines.requests + self.followers.len()
     }
 
     /// Lets a sequence wait that does not run.
@@ -60,8 +64,12 @@ impl Queue {
         } else if sequence.was_admitted {
             self.preempted.insert(sequence.turn(), slot);
         } else {
-            self.n_in_lines += 1;
-            self.change(sequence, |line| line.waiting.insert(sequence.id, slot));
+            self.in_lines.requests += 1;
+            self.in_lines.tokens += sequence.n_to_compute;
+            self.change(sequence, |line| {
+                line.n_tokens += sequence.n_to_compute;
+                line.waiting.insert(sequence.id, slot)
+            });
         }
     }
 
@@ -73,8 +81,12 @@ impl Queue {
         if sequence.was_admitted {
             return self.preempted.remove(&sequence.turn()).is_some();
         }
-        self.n_in_lines -= 1;
-        self.change(sequence, |line| line.waiting.remove(&sequence.id).is_some())
+        self.in_lines.requests -= 1;
+        self.in_lines.tokens -= sequence.n_to_compute;
+        self.change(sequence, |line| {
+            line.n_tokens -= sequence.n_to_compute;
+            line.waiting.remove(&sequence.id).is_some()
+        })
     }
 
     /// Returns the sequence whose turn it is.
@@ -90,6 +102,37 @@ impl Queue {
         let line = self.lines.get(&(priority, Arc::clone(tenant)));
         let line = line.expect("every place is of a line");
         line.waiting.values().next().copied()
+    }
+
+    /// Returns what waits; followers have nothing to compute.
+    pub(super) fn all(&self) -> Queued {
+        Queued {
+            requests: self.len(),
+            tokens: self.in_lines.tokens,
+        }
+    }
+
+    /// Returns about what would have its turn before a new sequence.
+    pub(super) fn before(&self, priority: i32, tenant: &Arc<str>) -> Queued {
+        let own = self.lines.get(&(priority, Arc::clone(tenant)));
+        let n_own = own.map_or(0, |line| line.n_running + line.waiting.len());
+        let mut before = Queued::default();
+        before.requests += self.preempted.len();
+        for ((of_priority, of_tenant), line) in &self.lines {
+            let n_waiting = line.waiting.len();
+            let n = match of_priority.cmp(&priority) {
+                Ordering::Less => 0,
+                Ordering::Equal if of_tenant != tenant => {
+                    n_waiting.min((n_own + 1).saturating_sub(line.n_running))
+                }
+                Ordering::Equal | Ordering::Greater => n_waiting,
+            };
+            before += Queued {
+                requests: n,
+                tokens: line.n_tokens * n / n_waiting.max(1),
+            };
+        }
+        before
     }
 
     /// Returns a sequence that waits for this leader.
@@ -133,6 +176,7 @@ impl Queue {
             Line {
                 waiting: BTreeMap::new(),
                 n_running: 0,
+                n_tokens: 0,
                 turn: self.n_turns,
             }
         });

@@ -89,8 +89,11 @@ impl Worker {
         match command {
             Command::Submit(sequences) => {
                 for (sequence, outbox) in sequences {
-                    self.outboxes.insert(sequence.id, outbox);
-                    self.engine.add(sequence);
+                    let id = sequence.id;
+                    match self.engine.add(sequence) {
+                        Ok(()) => drop(self.outboxes.insert(id, outbox)),
+                        Err(failure) => outbox.fail(failure),
+                    }
                 }
             }
             Command::Abort(id) => self.abort(id),

@@ -38,6 +38,7 @@ pub(crate) async fn serve(
         .timer(TokioTimer::new())
         .header_read_timeout(limits.read_timeout)
         .max_buf_size(MAX_HEAD_BYTES)
+        .max_header_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS);
     loop {
         let accepted = tokio::select! {

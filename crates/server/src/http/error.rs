@@ -1,5 +1,7 @@
 //! Errors as clients get them, in OpenAI's form.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -143,6 +145,11 @@ impl From<Failure> for ApiError {
             Failure::NotStarted => {
                 ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("queue_timeout")
             }
+            Failure::Overloaded { less_after, .. } => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
+                    .code("overloaded")
+                    .retry_after(whole_seconds(less_after))
+            }
             Failure::EngineStopped => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message),
             _ => ApiError::internal(message),
         }
@@ -160,6 +167,11 @@ impl From<SubmitError> for ApiError {
             error => ApiError::internal(error.to_string()),
         }
     }
+}
+
+/// Returns the seconds that a client should wait, from 1 to an hour.
+pub(crate) fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs_f64().ceil().clamp(1.0, 3600.0) as u64
 }
 
 impl From<TemplateError> for ApiError {

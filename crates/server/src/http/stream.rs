@@ -1,18 +1,18 @@
 //! Streams of answers: server-sent events, or JSON lines.
 
 use std::convert::Infallible;
-use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
-use tokio::time::{Instant, Interval, interval_at};
+use tokio::time::{Instant, Interval, interval_at, timeout};
 
 use super::error::ApiError;
+use crate::app::App;
 use crate::serving::choices::{Choices, Totals, Update};
-use crate::serving::lifecycle::{Lifecycle, Phase, Phases};
+use crate::serving::lifecycle::{Phase, Phases};
 
 /// Bytes for the client that are not sent yet.
 #[derive(Default)]
@@ -91,17 +91,24 @@ enum Step {
     Over,
 }
 
-/// Returns the response that streams `choices`.
-pub(crate) fn events<E: Encoder>(
-    choices: Choices,
+/// Returns the response that streams `choices`, once the request has begun or its client should wait no longer for a head.
+///
+/// # Errors
+/// The request failed before it began.
+pub(crate) async fn events<E: Encoder>(
+    mut choices: Choices,
     encoder: E,
-    lifecycle: &Lifecycle,
-    ping_interval: Duration,
-) -> Response {
+    app: &App,
+) -> Result<Response, ApiError> {
+    let begun = app.unless_aborted(choices.begun());
+    if let Ok(begun) = timeout(app.limits.head_timeout, begun).await {
+        begun?;
+    }
+    let ping_interval = app.limits.ping_interval;
     let pump = Pump {
         choices,
         encoder,
-        phases: lifecycle.phases(),
+        phases: app.lifecycle.phases(),
         ping: interval_at(Instant::now() + ping_interval, ping_interval),
         step: Step::Begin,
     };
@@ -118,7 +125,7 @@ pub(crate) fn events<E: Encoder>(
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx would hold the events back.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+    Ok(response)
 }
 
 impl<E: Encoder> Pump<E> {

@@ -1,7 +1,6 @@
 //! Metrics for Prometheus. Their names are vLLM's where it has them, so that dashboards for it work unchanged.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prometheus::{
     Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
@@ -68,14 +67,6 @@ pub(crate) struct ModelMetrics {
     prefill: Histogram,
     prompt_length: Histogram,
     answer_length: Histogram,
-    pace: Mutex<Pace>,
-}
-
-/// How fast requests end.
-struct Pace {
-    last_end: Option<Instant>,
-    /// A moving average.
-    seconds_between: f64,
 }
 
 /// Values of the label `finished_reason`, in the order of [`ModelMetrics::ended`].
@@ -242,10 +233,6 @@ impl Metrics {
             prefill,
             prompt_length,
             answer_length,
-            pace: Mutex::new(Pace {
-                last_end: None,
-                seconds_between: 1.0,
-            }),
         }
     }
 
@@ -346,18 +333,5 @@ impl ModelMetrics {
             let each = decode.as_secs_f64() / (n_answer - 1) as f64;
             self.per_output_token.observe(each);
         }
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if let Some(last) = pace.last_end.replace(now) {
-            let seconds = now.duration_since(last).as_secs_f64();
-            pace.seconds_between += 0.1 * (seconds - pace.seconds_between);
-        }
-    }
-
-    /// Returns the seconds after which `n` requests will have ended, from 1 to 120.
-    pub(crate) fn time_to_end(&self, n: usize) -> u64 {
-        let pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        let seconds = (n + 1) as f64 * pace.seconds_between;
-        seconds.ceil().clamp(1.0, 120.0) as u64
     }
 }

@@ -215,12 +215,7 @@ async fn respond(
     stream: bool,
 ) -> Result<Response, ApiError> {
     if stream {
-        return Ok(events(
-            choices,
-            lines,
-            &app.lifecycle,
-            app.limits.ping_interval,
-        ));
+        return events(choices, lines, &app).await;
     }
     let (mut wholes, totals) = app.unless_aborted(choices.whole()).await?;
     let whole = wholes.pop().unwrap_or_default();

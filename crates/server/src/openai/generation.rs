@@ -1,7 +1,7 @@
 //! How an answer is generated: the fields that chat and completions share.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocmforge::parts::random_seed;
 use rocmforge_engine::{Constraint, Request};
@@ -40,6 +40,7 @@ pub(crate) struct Generation {
     priority: i32,
     cache_salt: Option<String>,
     start_by: Instant,
+    first_token_within: Option<Duration>,
     deadline: Instant,
 }
 
@@ -84,6 +85,7 @@ impl Generation {
             priority: asked.min(most.unwrap_or(0)),
             cache_salt: caller.cache_salt(fields.take("cache_salt")?),
             start_by: Instant::now() + limits.max_queue_time,
+            first_token_within: limits.max_first_token_time,
             deadline: Instant::now() + limits.max_answer_time,
         })
     }
@@ -106,6 +108,7 @@ impl Generation {
             ignore_eos: self.ignore_eos,
             min_tokens: self.min_tokens,
             start_by: Some(self.start_by),
+            first_token_within: self.first_token_within,
             deadline: Some(self.deadline),
             priority: self.priority,
             cache_salt: self.cache_salt.clone(),

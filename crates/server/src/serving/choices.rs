@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use futures_util::Stream;
@@ -15,7 +15,7 @@ use rocmforge_engine::{FinishReason, Request};
 
 use super::lifecycle::UnderWay;
 use super::model::Served;
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, whole_seconds};
 use crate::http::keys::Place;
 
 /// What happened to an answer.
@@ -173,6 +173,21 @@ impl Choices {
         Ok((all, self.totals))
     }
 
+    /// Waits until the request has begun: a prompt is computed, or there is an update.
+    ///
+    /// # Errors
+    /// It has failed before.
+    pub(crate) async fn begun(&mut self) -> Result<(), ApiError> {
+        while self.prompt_done.is_none() && self.ready.is_empty() {
+            let taken = std::future::poll_fn(|context| self.poll_take(context)).await;
+            match taken {
+                None => break,
+                Some(taken) => taken?,
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the next update, `None` after the last. An error is the last one.
     pub(crate) fn poll_update(
         &mut self,
@@ -182,30 +197,35 @@ impl Choices {
             if let Some(update) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(update)));
             }
-            let n = self.slots.len();
-            let mut is_over = true;
-            let mut event = None;
-            for at in (0..n).map(|i| (self.first + i) % n) {
-                let Some(events) = &mut self.slots[at].events else {
-                    continue;
-                };
-                is_over = false;
-                if let Poll::Ready(Some(found)) = events.poll_event(context) {
-                    event = Some((at, found));
-                    break;
-                }
+            match ready!(self.poll_take(context)) {
+                None => return Poll::Ready(None),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Some(Ok(())) => {}
             }
-            match event {
-                None if is_over => return Poll::Ready(None),
-                None => return Poll::Pending,
-                Some((at, event)) => {
-                    self.first = (at + 1) % n;
-                    if let Err(error) = self.take(at, event) {
-                        self.slots.clear();
-                        return Poll::Ready(Some(Err(error)));
-                    }
+        }
+    }
+
+    /// Takes the next event of an answer; `None` if all have ended.
+    fn poll_take(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<(), ApiError>>> {
+        let n = self.slots.len();
+        let mut is_over = true;
+        for at in (0..n).map(|i| (self.first + i) % n) {
+            let Some(events) = &mut self.slots[at].events else {
+                continue;
+            };
+            is_over = false;
+            if let Poll::Ready(Some(event)) = events.poll_event(context) {
+                self.first = (at + 1) % n;
+                let taken = self.take(at, event);
+                if taken.is_err() {
+                    self.slots.clear();
                 }
+                return Poll::Ready(Some(taken));
             }
+        }
+        match is_over {
+            true => Poll::Ready(None),
+            false => Poll::Pending,
         }
     }
 
@@ -313,8 +333,8 @@ impl Served {
     fn busy(&self, error: ApiError) -> ApiError {
         match error.code {
             Some("queue_full") => {
-                let n_waiting = self.engine.stats().waiting;
-                error.retry_after(self.metrics.time_to_end(n_waiting))
+                let queue_time = self.engine.stats().queue_time;
+                error.retry_after(whole_seconds(queue_time))
             }
             _ => error,
         }

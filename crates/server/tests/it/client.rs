@@ -92,17 +92,13 @@ pub(crate) fn model(
     path: &Path,
     purpose: Purpose,
     config: EngineConfig,
-    max_waiting: usize,
+    options: ServeOptions,
 ) -> Model {
     let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap).unwrap());
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf, None).unwrap());
     let loaded = rocmforge_model::Model::load_for(purpose, Arc::clone(&gguf), &[]).unwrap();
     let config = config.with_whole_texts(&loaded);
     let engine = Engine::start(&loaded, Some(Arc::clone(&tokenizer)), &config).unwrap();
-    let options = ServeOptions {
-        max_waiting,
-        ..ServeOptions::default()
-    };
     Model {
         name: name.to_string(),
         engine: serve(engine, options).unwrap(),
@@ -119,7 +115,7 @@ pub(crate) fn forge_mini(config: EngineConfig) -> Model {
         FORGE_MINI.as_ref(),
         Purpose::Text,
         config,
-        1024,
+        ServeOptions::default(),
     )
 }
 
@@ -169,8 +165,15 @@ impl TestServer {
     }
 
     pub(crate) fn get(&self, path: &str) -> Reply {
-        let response = Self::agent().get(format!("{}{path}", self.url)).call();
-        Self::reply(response.unwrap())
+        self.send_get(path, &[])
+    }
+
+    pub(crate) fn send_get(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
+        let mut request = Self::agent().get(format!("{}{path}", self.url));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        Self::reply(request.call().unwrap())
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {

@@ -1,6 +1,7 @@
 //! `/v1/embeddings`: the same numbers as the library computes.
 
 use rocmforge::{Device, ModelOptions, Pooling};
+use rocmforge_engine::serve::ServeOptions;
 use rocmforge_model::Purpose;
 use serde_json::{Value, json};
 
@@ -24,7 +25,13 @@ fn embeddings_are_those_of_the_library() {
     let expected = session.embed(texts).unwrap();
 
     let purpose = Purpose::Embeddings(pooling);
-    let served = model("embedder", FORGE_MINI.as_ref(), purpose, small(), 64);
+    let served = model(
+        "embedder",
+        FORGE_MINI.as_ref(),
+        purpose,
+        small(),
+        ServeOptions::default(),
+    );
     let server = TestServer::start(local(), vec![served]);
     let reply = server.post(EMBEDDINGS, &json!({ "input": texts })).ok();
     assert_eq!(vectors(&reply), expected);

@@ -69,7 +69,9 @@ fn a_full_queue_is_refused_with_a_time() {
         ..Default::default()
     };
     one.engine = rocmforge_engine::serve::serve(one.engine.stop().unwrap(), options).unwrap();
-    let server = TestServer::start(local(), vec![one]);
+    let mut config = local();
+    config.limits.head_timeout = Duration::from_millis(10);
+    let server = TestServer::start(config, vec![one]);
     let mut running = server.lines(COMPLETIONS, &long(), &[]);
     running.next().unwrap();
     // It waits until it is served, so its stream has no event yet.
@@ -95,15 +97,57 @@ fn a_request_that_waits_too_long_is_told() {
     let server = TestServer::start(config, vec![one]);
     let mut running = server.lines(COMPLETIONS, &long(), &[]);
     running.next().unwrap();
-    let mut whole = long();
-    whole["stream"] = false.into();
-    let error = server.post(COMPLETIONS, &whole).error(504);
-    assert_eq!(error["code"], "queue_timeout");
+    // A stream has no head before it begins, so its failure is a status, too.
+    for stream in [false, true] {
+        let mut late = long();
+        late["stream"] = stream.into();
+        let error = server.post(COMPLETIONS, &late).error(504);
+        assert_eq!(error["code"], "queue_timeout");
+    }
     // The first one goes on.
     assert!(running.any(|line| line.starts_with("data: ")));
     drop(running);
     server.wait_for("vllm:num_requests_running", 0.0);
     assert_eq!(server.metric("vllm:request_queue_time_seconds_count"), 2.0);
+}
+
+#[test]
+fn a_stream_that_waits_long_gets_its_head_and_pings() {
+    let one = forge_mini(EngineConfig {
+        max_seqs: 1,
+        ..roomy()
+    });
+    let mut config = local();
+    config.limits.head_timeout = Duration::from_millis(20);
+    config.limits.ping_interval = Duration::from_millis(20);
+    let server = TestServer::start(config, vec![one]);
+    let mut running = server.lines(COMPLETIONS, &long(), &[]);
+    running.next().unwrap();
+    let mut waiting = server.lines(COMPLETIONS, &long(), &[]);
+    assert_eq!(waiting.next().unwrap(), ": ping");
+    drop(running);
+    assert!(waiting.any(|line| line.starts_with("data: ")));
+}
+
+#[test]
+fn a_stream_that_waits_when_the_server_stops_gets_503() {
+    let one = forge_mini(EngineConfig {
+        max_seqs: 1,
+        ..roomy()
+    });
+    let mut config = local();
+    config.drain_timeout = Duration::from_millis(100);
+    config.limits.head_timeout = Duration::from_secs(60);
+    let server = TestServer::start(config, vec![one]);
+    let mut running = server.lines(COMPLETIONS, &long(), &[]);
+    running.next().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| server.post(COMPLETIONS, &long()));
+        server.wait_for("vllm:num_requests_waiting", 1.0);
+        server.stop();
+        let error = waiting.join().unwrap().error(503);
+        assert_eq!(error["code"], "shutting_down");
+    });
 }
 
 #[test]

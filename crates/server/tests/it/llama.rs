@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use rocmforge_engine::serve::ServeOptions;
 use rocmforge_gguf::{Gguf, LoadMode, OwnedValue, Writer};
 use rocmforge_model::Purpose;
 use serde_json::{Value, json};
@@ -29,7 +30,13 @@ fn with_marks() -> TestServer {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("code.gguf");
     fs::write(&path, writer.to_vec().unwrap()).unwrap();
-    let model = model("code", &path, Purpose::Text, small(), 64);
+    let model = model(
+        "code",
+        &path,
+        Purpose::Text,
+        small(),
+        ServeOptions::default(),
+    );
     TestServer::start(local(), vec![model])
 }
 
