@@ -171,6 +171,41 @@ fn check_processes() {
     assert!(matches!(missing.check(), Err(TemplateError::Process(_))));
 }
 
+/// Children are used again, by several threads, and outcomes do not depend on what was rendered before.
+fn check_reuse() {
+    let program = std::env::current_exe().unwrap();
+    let source = "{% if messages[0].content == 'boom' %}{% set ns = namespace(x='x') %}\
+        {% for a in range(100) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}\
+        {% endif %}\
+        {% set seen = seen | default('never') %}{{ seen }}{% set seen = messages[0].content %} {{ seen }}";
+    let template = ChatTemplate::from_source(source)
+        .unwrap()
+        .in_sandbox(Sandbox::new(program, [OsString::from("serve")]));
+    let render = |content: &str| {
+        let messages = [json!({"role": "user", "content": content})];
+        template.render(&Conversation {
+            messages: &messages,
+            ..Conversation::default()
+        })
+    };
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || {
+                for i in 0..150 {
+                    let content = format!("{thread} {i}");
+                    assert_eq!(render(&content).unwrap(), format!("never {content}"));
+                }
+            });
+        }
+    });
+    println!("600 prompts: {:?}", start.elapsed());
+    for _ in 0..3 {
+        assert!(matches!(render("boom"), Err(TemplateError::Stopped { .. })));
+        assert_eq!(render("Hi").unwrap(), "never Hi");
+    }
+}
+
 /// A template of 30 MB of characters that JSON escapes, within the limits of text.
 fn check_long_text() {
     let program = std::env::current_exe().unwrap();
@@ -216,6 +251,7 @@ fn check_limited() {
 fn main() {
     const PROCESSES: &str = "processes";
     const LONG_TEXT: &str = "a_text_of_control_characters";
+    const REUSE: &str = "children_are_used_again";
     const OWN_LIMITS: &str = "limits_of_this_process";
     let args: Vec<String> = std::env::args().skip(1).collect();
     if args.first().is_some_and(|arg| arg == "serve") {
@@ -228,7 +264,7 @@ fn main() {
     let names = CASES
         .iter()
         .map(|(name, ..)| *name)
-        .chain([PROCESSES, LONG_TEXT, OWN_LIMITS]);
+        .chain([PROCESSES, LONG_TEXT, REUSE, OWN_LIMITS]);
     if args.iter().any(|arg| arg == "--list") {
         let is_ignored = args.iter().any(|arg| arg == "--ignored");
         names
@@ -250,6 +286,9 @@ fn main() {
     }
     if is_wanted(LONG_TEXT) {
         check_long_text();
+    }
+    if is_wanted(REUSE) {
+        check_reuse();
     }
     if is_wanted(OWN_LIMITS) {
         check_own_limits();
