@@ -38,6 +38,7 @@ const RARE: &[&str] = &[
     "max_queue_tokens",
     "drain_timeout",
     "access_log",
+    "cors",
     "tls_cert",
     "tls_key",
     "context_policy",

@@ -9,7 +9,7 @@ use rocmforge_engine::serve::{Restart, ServeOptions, serve};
 use rocmforge_engine::{Device, Engine, EngineConfig, KvTokens};
 use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::gpu::WhenIdle;
-use rocmforge_server::{Config, Keys, Limits, NewKey, Server, Tls};
+use rocmforge_server::{Config, Keys, Limits, NewKey, Origins, Server, Tls};
 use rocmforge_text::chat_template::ChatTemplate;
 use serde_json::json;
 
@@ -41,9 +41,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         (Some(certificates), Some(key)) => Some(Tls::read(certificates.clone(), key.clone())?),
         _ => None,
     };
+    let origins = Origins::parse(&args.cors).map_err(|error| usage(format!("--cors: {error}")))?;
     let config = Config {
         address: SocketAddr::new(args.host, args.port),
         keys,
+        origins,
         tls,
         keys_file: args.keys.clone(),
         access_log: args.access_log.then_some(say as fn(&str)),

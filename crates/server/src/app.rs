@@ -13,6 +13,7 @@ use axum::routing::get;
 
 use crate::config::{Config, Limits};
 use crate::http::auth::{self, Caller};
+use crate::http::cors::Origins;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::keys::Keys;
@@ -26,7 +27,7 @@ use crate::serving::workers::Workers;
 use crate::{anthropic, llama, ollama, openai, page};
 
 /// Fields of a request that the server does not know.
-const IGNORED: &str = "x-ignored-fields";
+pub(crate) const IGNORED: &str = "x-ignored-fields";
 
 /// The state of the server.
 pub(crate) struct App {
@@ -36,6 +37,8 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     /// Writes a line of the access log.
     pub(crate) access_log: Option<fn(&str)>,
+    /// Sites whose pages may ask.
+    pub(crate) origins: Origins,
     /// Whether the server listens on loopback only.
     pub(crate) is_local: bool,
     pub(crate) lifecycle: Arc<Lifecycle>,
@@ -61,6 +64,7 @@ impl App {
             keys: RwLock::new(config.keys.clone()),
             access_log: config.access_log,
             limits: config.limits.clone(),
+            origins: config.origins.clone(),
             is_local: config.address.ip().is_loopback(),
             lifecycle: Arc::new(Lifecycle::new()),
             workers: Workers::new(n_cores.clamp(2, 32)),
@@ -158,13 +162,18 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     let metrics = Router::new()
         .route("/metrics", get(metrics))
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::metrics));
-    Router::new()
+    let router = Router::new()
         .route("/", get(page::page))
         .merge(llama::probes())
         .merge(infer)
         .merge(metrics)
         .fallback(no_route)
-        .method_not_allowed_fallback(wrong_method)
+        .method_not_allowed_fallback(wrong_method);
+    let router = match app.origins.layer() {
+        None => router,
+        Some(layer) => router.layer(layer),
+    };
+    router
         .layer(from_fn_with_state(Arc::clone(&app), auth::host_and_id))
         .layer(from_fn_with_state(Arc::clone(&app), access_log::log))
         .with_state(app)

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::http::cors::Origins;
 use crate::http::keys::Keys;
 use crate::http::tls::Tls;
 
@@ -16,6 +17,8 @@ pub struct Config {
     pub keys: Keys,
     /// The file of `keys`, which is read again on SIGHUP.
     pub keys_file: Option<PathBuf>,
+    /// Sites whose pages may ask.
+    pub origins: Origins,
     /// Without it, connections are not encrypted.
     pub tls: Option<Tls>,
     pub limits: Limits,
@@ -33,6 +36,7 @@ impl Default for Config {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
             keys: Keys::default(),
             keys_file: None,
+            origins: Origins::default(),
             tls: None,
             limits: Limits::default(),
             access_log: None,

@@ -23,6 +23,7 @@ mod serving;
 
 pub use bodies::read_body;
 pub use config::{Config, Limits};
+pub use http::cors::{OriginError, Origins};
 pub use http::keys::{Keys, KeysError, NewKey};
 pub use http::tls::{Tls, TlsError};
 pub use run::{Server, ServerError, Stopper};

@@ -34,6 +34,10 @@ pub enum ServerError {
         "{address} can be reached from other machines; give the server a keys file, or listen on 127.0.0.1"
     )]
     NoKeys { address: SocketAddr },
+    #[error(
+        "pages of all sites could use this server, since it has no keys; give it a keys file, or list the sites"
+    )]
+    OpenToPages,
     #[error("the server needs at least one model")]
     NoModel,
     #[error("two models are called {name}; give one of them another name")]
@@ -109,6 +113,9 @@ impl Server {
         let address = config.address;
         if config.keys.is_empty() && !address.ip().is_loopback() {
             return Err(ServerError::NoKeys { address });
+        }
+        if config.keys.is_empty() && config.origins.are_all() {
+            return Err(ServerError::OpenToPages);
         }
         if models.is_empty() {
             return Err(ServerError::NoModel);

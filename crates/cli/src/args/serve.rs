@@ -55,6 +55,15 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub keys: Option<PathBuf>,
+    /// Site whose pages may ask, such as https://example.com; may be repeated. *: all sites, with --keys
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        value_delimiter = ',',
+        env = "ROCMFORGE_CORS",
+        hide_env_values = true
+    )]
+    pub cors: Vec<String>,
     /// Serve HTTPS with the certificates in this PEM file, the server's own first
     #[arg(
         long,

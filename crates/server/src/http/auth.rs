@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
+use super::cors::Origins;
 use super::error::ApiError;
 use super::keys::{Key, Scope};
 use crate::anthropic::AnthropicError;
@@ -127,8 +128,10 @@ pub(crate) async fn host_and_id(
     let headers = request.headers();
     let refusal = if app.is_local && !is_local(headers) {
         Some("this server answers on localhost only; it was asked by another name")
-    } else if app.keys().is_empty() && is_foreign(headers) {
-        Some("a page of another site asks, and this server has no keys; start it with a keys file")
+    } else if app.keys().is_empty() && is_foreign(headers) && !is_listed(&app.origins, headers) {
+        Some(
+            "a page of another site asks, and this server has no keys; start it with a keys file, or list the site's origin",
+        )
     } else {
         None
     };
@@ -156,6 +159,11 @@ fn is_foreign(headers: &HeaderMap) -> bool {
         .and_then(|host| host.to_str().ok());
     let (_, host) = origin.split_once("://").unwrap_or_default();
     own.is_none_or(|own| !host.eq_ignore_ascii_case(own))
+}
+
+fn is_listed(origins: &Origins, headers: &HeaderMap) -> bool {
+    let origin = headers.get(header::ORIGIN);
+    origin.is_some_and(|origin| origins.allow(origin))
 }
 
 fn is_local(headers: &HeaderMap) -> bool {

@@ -2,6 +2,7 @@
 
 pub(crate) mod auth;
 pub(crate) mod connections;
+pub(crate) mod cors;
 pub(crate) mod error;
 pub(crate) mod fields;
 pub(crate) mod keys;

@@ -176,6 +176,14 @@ impl TestServer {
         Self::reply(request.call().unwrap())
     }
 
+    pub(crate) fn options(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
+        let mut request = Self::agent().options(format!("{}{path}", self.url));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        Self::reply(request.call().unwrap())
+    }
+
     pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {
         self.send(path, body.to_string().as_bytes(), &[])
     }

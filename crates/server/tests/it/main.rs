@@ -5,6 +5,7 @@ mod caps;
 mod chat;
 mod client;
 mod completions;
+mod cors;
 mod embeddings;
 mod hostile;
 mod keys;
