@@ -200,10 +200,8 @@ fn check_reuse() {
         }
     });
     println!("600 prompts: {:?}", start.elapsed());
-    for _ in 0..3 {
-        assert!(matches!(render("boom"), Err(TemplateError::Stopped { .. })));
-        assert_eq!(render("Hi").unwrap(), "never Hi");
-    }
+    assert!(matches!(render("boom"), Err(TemplateError::Stopped { .. })));
+    assert_eq!(render("Hi").unwrap(), "never Hi");
 }
 
 /// A template of 30 MB of characters that JSON escapes, within the limits of text.
