@@ -191,6 +191,62 @@ fn a_load_is_measured() {
 }
 
 #[test]
+fn conversations_are_measured() {
+    let served = Served::start(&["--kv-tokens", "4096"]);
+    let url = served.ready["url"].as_str().unwrap();
+    let args = [
+        "bench",
+        "serve",
+        "--url",
+        url,
+        "--concurrency",
+        "2",
+        "-n",
+        "3",
+        "--turns",
+        "4",
+    ];
+    let sizes = [
+        "--prompt-tokens",
+        "40",
+        "--turn-tokens",
+        "20",
+        "--max-tokens",
+        "48",
+        "-o",
+        "json",
+    ];
+    for tools in ["0", "1"] {
+        let more = [&["--tools", tools][..], &sizes].concat();
+        let report = run(&[&args[..], &more].concat()).json();
+        assert_eq!(
+            (&report["n_ok"], &report["n_failed"]),
+            (&json!(12), &json!(0))
+        );
+        let turns = &report["turns"];
+        assert_eq!(turns["n_turns"], 4);
+        assert_eq!(turns["ttft_ms"].as_array().unwrap().len(), 4);
+        let number = |name: &str| turns[name].as_f64().unwrap();
+        assert!(number("cached_tokens") < number("prompt_tokens"));
+        assert_eq!(
+            number("cached_share"),
+            number("cached_tokens") / number("prompt_tokens")
+        );
+        // Whole pages of 32 tokens are found, and the last answer may be written otherwise than it was generated.
+        assert!(number("earlier_cached_share") > 0.5, "{turns}");
+        // Each of 4 turns adds at least a message or a call and its result.
+        assert!(number("max_prompt_tokens") > 40.0 + 4.0 * 20.0, "{turns}");
+    }
+    let table = run(&[&args[..], &["--max-tokens", "2"]].concat()).ok();
+    assert!(table.text().contains("of what the turn before had"));
+    let alone = [
+        "bench", "serve", "--url", url, "--rate", "1", "--tools", "1",
+    ];
+    run(&alone).fails(2, "--turns");
+    served.end("-TERM");
+}
+
+#[test]
 fn requests_are_logged_and_keys_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
