@@ -1,6 +1,7 @@
 //! The server over real connections, with forge-mini on the CPU.
 
 mod anthropic;
+mod chaos;
 mod chat;
 mod client;
 mod completions;
