@@ -236,9 +236,12 @@ Examples:
   rocmforge bench serve --url http://127.0.0.1:8080 --concurrency 32 -n 500
   rocmforge bench serve --url http://127.0.0.1:8080 --rate 20 -n 1000 --slo ttft_ms=500,itl_ms=60
   rocmforge bench serve --url http://127.0.0.1:8080/v1 -m NAME --rate 5 -o json
+  rocmforge bench serve --url http://127.0.0.1:8080 --concurrency 8 -n 8 --turns 20 --turn-tokens 1500 --tools 4
+      8 agents, whose conversations grow to about 32,000 tokens.
 
-Works with every server that has OpenAI's /v1/completions. Prompts are random words, different for each request, so no
-prefix cache shortens them. Answers ignore the end token where the server can.";
+Works with every server that has OpenAI's /v1/completions, for --turns /v1/chat/completions. Prompts are random words,
+different for each request, so no prefix cache shortens them; a conversation finds its own earlier turns there. Answers
+to single prompts ignore the end token where the server can.";
 
 pub const EMBED: &str = "\
 Examples:

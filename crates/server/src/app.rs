@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::Router;
-use axum::body::to_bytes;
+use axum::body::{Bytes, HttpBody as _, to_bytes};
 use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use http_body_util::BodyExt as _;
 
 use crate::config::{Config, Limits};
 use crate::http::auth::{self, Caller};
@@ -205,14 +206,24 @@ impl FromRequest<Arc<App>> for Body {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Body, ApiError> {
         let limits = &app.limits;
-        let body = to_bytes(request.into_body(), limits.max_body_bytes);
+        let body = read(request.into_body(), limits.max_body_bytes);
         let body = tokio::time::timeout(limits.read_timeout, body).await;
         let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly");
-        let too_large = |_| {
+        let too_large = || {
             let message = format!("the body has more than {} bytes", limits.max_body_bytes);
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
         };
-        let bytes = body.map_err(late)?.map_err(too_large)?;
+        let bytes = body.map_err(late)?.ok_or_else(too_large)?;
         Ok(Body(Fields::parse(&bytes)?))
     }
+}
+
+/// Reads a body; `None` if it is too large or ends early. One that says that it is too large is read to its end, so that
+/// its client gets the answer, but not kept.
+async fn read(mut body: axum::body::Body, max_bytes: usize) -> Option<Bytes> {
+    if body.size_hint().lower() <= max_bytes as u64 {
+        return to_bytes(body, max_bytes).await.ok();
+    }
+    while let Some(Ok(_)) = body.frame().await {}
+    None
 }

@@ -195,13 +195,22 @@ pub struct BenchServeArgs {
     /// Requests at the same time; the next is sent when one ends
     #[arg(long, value_name = "C", group = "arrivals", value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrency: Option<u32>,
-    /// Number of requests
+    /// Number of requests, with --turns of conversations
     #[arg(short, long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub n: u32,
-    /// Words of each prompt; a word is about a token
+    /// Hold conversations of N requests, as agents do: each request sends all earlier answers again
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub turns: Option<u32>,
+    /// Words that each turn adds to its conversation: a message or a tool's result
+    #[arg(long, value_name = "T", default_value_t = 64, requires = "turns", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub turn_tokens: u32,
+    /// Tools in each request of a conversation; with tools, every second answer must call one
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "turns", value_parser = clap::value_parser!(u32).range(..=128))]
+    pub tools: u32,
+    /// Words of each prompt, with --turns of the system message; a word is about a token
     #[arg(long, value_name = "P", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub prompt_tokens: u32,
-    /// Tokens of each answer
+    /// Tokens of each answer; those of conversations may end before
     #[arg(long, value_name = "T", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: u32,
     /// Times that a good answer keeps, as in ttft_ms=500,itl_ms=60; adds the good answers per second

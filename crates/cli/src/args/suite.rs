@@ -13,7 +13,7 @@ use crate::help;
 pub enum BenchCommand {
     #[command(flatten)]
     Suite(SuiteCommand),
-    /// Measure a server under load: OpenAI's completions as streams
+    /// Measure a server under load: OpenAI's completions or chats
     #[command(
         after_help = help::BENCH_SERVE,
         override_usage = "rocmforge bench serve --url URL (--rate R | --concurrency C) [OPTIONS]"

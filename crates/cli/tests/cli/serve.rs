@@ -56,6 +56,23 @@ impl Served {
         serde_json::from_str(body).unwrap()
     }
 
+    /// Begins a stream and returns its lines after the head.
+    fn stream(&self, path: &str, body: &Value) -> impl Iterator<Item = String> + use<> {
+        let address = self.ready["url"].as_str().unwrap();
+        let mut stream = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
+        let body = body.to_string();
+        let n = body.len();
+        // The body of HTTP/1.0 is not cut into chunks.
+        let head =
+            format!("POST {path} HTTP/1.0\r\nhost: localhost\r\ncontent-length: {n}\r\n\r\n");
+        stream.write_all((head + &body).as_bytes()).unwrap();
+        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+        let status = lines.next().unwrap();
+        assert!(status.contains(" 200 "), "{status}");
+        assert!(lines.any(|line| line.is_empty()));
+        lines
+    }
+
     /// Returns the status of a request with a key.
     fn get(&self, path: &str, key: &str) -> u16 {
         let address = self.ready["url"].as_str().unwrap();
@@ -191,6 +208,62 @@ fn a_load_is_measured() {
 }
 
 #[test]
+fn conversations_are_measured() {
+    let served = Served::start(&["--kv-tokens", "4096"]);
+    let url = served.ready["url"].as_str().unwrap();
+    let args = [
+        "bench",
+        "serve",
+        "--url",
+        url,
+        "--concurrency",
+        "2",
+        "-n",
+        "3",
+        "--turns",
+        "4",
+    ];
+    let sizes = [
+        "--prompt-tokens",
+        "40",
+        "--turn-tokens",
+        "20",
+        "--max-tokens",
+        "48",
+        "-o",
+        "json",
+    ];
+    for tools in ["0", "1"] {
+        let more = [&["--tools", tools][..], &sizes].concat();
+        let report = run(&[&args[..], &more].concat()).json();
+        assert_eq!(
+            (&report["n_ok"], &report["n_failed"]),
+            (&json!(12), &json!(0))
+        );
+        let turns = &report["turns"];
+        assert_eq!(turns["n_turns"], 4);
+        assert_eq!(turns["ttft_ms"].as_array().unwrap().len(), 4);
+        let number = |name: &str| turns[name].as_f64().unwrap();
+        assert!(number("cached_tokens") < number("prompt_tokens"));
+        assert_eq!(
+            number("cached_share"),
+            number("cached_tokens") / number("prompt_tokens")
+        );
+        // Whole pages of 32 tokens are found, and the last answer may be written otherwise than it was generated.
+        assert!(number("earlier_cached_share") > 0.5, "{turns}");
+        // Each of 4 turns adds at least a message or a call and its result.
+        assert!(number("max_prompt_tokens") > 40.0 + 4.0 * 20.0, "{turns}");
+    }
+    let table = run(&[&args[..], &["--max-tokens", "2"]].concat()).ok();
+    assert!(table.text().contains("of what the turn before had"));
+    let alone = [
+        "bench", "serve", "--url", url, "--rate", "1", "--tools", "1",
+    ];
+    run(&alone).fails(2, "--turns");
+    served.end("-TERM");
+}
+
+#[test]
 fn requests_are_logged_and_keys_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
@@ -243,6 +316,42 @@ fn requests_are_logged_and_keys_read_again() {
         !stderr.contains("secret-path") && !stderr.contains(&bob),
         "{stderr}"
     );
+}
+
+/// SIGTERM while more requests wait than run: each of them gets its whole answer.
+#[test]
+fn a_stop_under_load_loses_no_request() {
+    let served = Served::start(&["--max-seqs", "4", "--drain-timeout", "300"]);
+    let body = |i: usize, stream: bool| {
+        let prompt = format!("Story number {i}:");
+        json!({"prompt": prompt, "temperature": 0, "max_tokens": 60, "ignore_eos": true, "stream": stream})
+    };
+    let alone: Vec<Value> = (0..24)
+        .map(|i| served.post("/v1/completions", &body(i, false))["choices"][0]["text"].take())
+        .collect();
+    let streams: Vec<_> = (0..24)
+        .map(|i| served.stream("/v1/completions", &body(i, true)))
+        .collect();
+    let readers: Vec<_> = streams
+        .into_iter()
+        .map(|lines| std::thread::spawn(move || lines.collect::<Vec<String>>()))
+        .collect();
+    let (code, _, stderr) = served.end("-TERM");
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    for (reader, alone) in readers.into_iter().zip(alone) {
+        let lines = reader.join().unwrap();
+        let mut events: Vec<&str> = lines
+            .iter()
+            .filter_map(|line| line.strip_prefix("data: "))
+            .collect();
+        assert_eq!(events.pop(), Some("[DONE]"), "{lines:?}");
+        let text = |event: &&str| {
+            let event: Value = serde_json::from_str(event).unwrap();
+            event["choices"][0]["text"].as_str().map(String::from)
+        };
+        let text: String = events.iter().filter_map(text).collect();
+        assert_eq!(text, alone);
+    }
 }
 
 #[test]

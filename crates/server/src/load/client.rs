@@ -28,24 +28,41 @@ pub struct Target {
     extra: Map<String, Value>,
 }
 
-/// A completion to ask for.
-pub(super) struct Asked {
-    pub(super) prompt: String,
-    pub(super) max_tokens: usize,
-    pub(super) seed: u64,
-}
-
 /// What came of a request: its times, or why it failed.
 pub(super) type Outcome = Result<Times, String>;
 
-/// The times of an answer, since the request was sent.
+/// The times of an answer, since the request was sent, and its tokens.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Times {
-    /// When each piece of text came.
+    /// When each piece of text or of a call came.
     pub(super) pieces: Vec<Duration>,
     pub(super) whole: Duration,
     /// As the server counts them; else the number of pieces.
     pub(super) n_tokens: usize,
+    /// 0 if the server does not say.
+    pub(super) prompt_tokens: usize,
+    /// Tokens of the prompt that the server had in its cache, if it says so.
+    pub(super) cached_tokens: Option<usize>,
+    /// Index in its conversation.
+    pub(super) turn: usize,
+    /// Prompt and answer of the turn before.
+    pub(super) earlier_tokens: usize,
+}
+
+/// An answer.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    pub(super) times: Times,
+    pub(super) text: String,
+    pub(super) calls: Vec<Call>,
+}
+
+/// A call of a tool.
+#[derive(Debug, Default)]
+pub(super) struct Call {
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) arguments: String,
 }
 
 impl Target {
@@ -88,14 +105,15 @@ impl Target {
         Target { extra, ..self }
     }
 
-    pub(super) async fn ask(&self, asked: &Asked) -> Outcome {
-        match tokio::time::timeout(TIMEOUT, self.answer(asked)).await {
+    /// Sends a request for a stream to a route and reads the answer. `body` lacks what all requests have.
+    pub(super) async fn ask(&self, route: &str, body: Value) -> Result<Answer, String> {
+        match tokio::time::timeout(TIMEOUT, self.answer(route, body)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(format!("no answer in {} s", TIMEOUT.as_secs())),
         }
     }
 
-    async fn answer(&self, asked: &Asked) -> Outcome {
+    async fn answer(&self, route: &str, body: Value) -> Result<Answer, String> {
         let failed = |error: &dyn std::fmt::Display| error.to_string();
         let started = Instant::now();
         let stream = TcpStream::connect(&self.authority)
@@ -106,7 +124,7 @@ impl Target {
         let (mut sender, connection) = handshake.map_err(|error| failed(&error))?;
         // It ends when the sender is dropped; errors show in the answer.
         let connection = tokio::spawn(connection);
-        let response = sender.send_request(self.request(asked)).await;
+        let response = sender.send_request(self.request(route, body)).await;
         let response = response.map_err(|error| failed(&error))?;
         let status = response.status();
         let mut body = response.into_body();
@@ -119,9 +137,8 @@ impl Target {
             let text: String = String::from_utf8_lossy(&bytes).chars().take(300).collect();
             return Err(format!("{status}: {text}"));
         }
-        let mut times = Times::default();
+        let mut answer = Answer::default();
         let mut events = Events::default();
-        let mut counted = None;
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| failed(&error))?;
             let Some(bytes) = frame.data_ref() else {
@@ -132,40 +149,33 @@ impl Target {
                 if let Some(message) = event.pointer("/error/message") {
                     return Err(message.to_string());
                 }
-                if let Some(n) = event.pointer("/usage/completion_tokens") {
-                    counted = n.as_u64();
-                }
-                let text = event.pointer("/choices/0/text").and_then(Value::as_str);
-                if text.is_some_and(|text| !text.is_empty()) {
-                    times.pieces.push(started.elapsed());
+                if answer.take(&event) {
+                    answer.times.pieces.push(started.elapsed());
                 }
             }
         }
         connection.abort();
-        times.whole = started.elapsed();
         if !events.is_done {
             return Err("the stream ended early".to_string());
         }
-        times.n_tokens = counted.map_or(times.pieces.len(), |n| n as usize);
-        Ok(times)
+        let times = &mut answer.times;
+        times.whole = started.elapsed();
+        if times.n_tokens == 0 {
+            times.n_tokens = times.pieces.len();
+        }
+        Ok(answer)
     }
 
-    fn request(&self, asked: &Asked) -> Request<Full<Bytes>> {
-        let mut body = json!({
-            "prompt": asked.prompt,
-            "max_tokens": asked.max_tokens,
-            "seed": asked.seed,
-            "ignore_eos": true,
-            "stream": true,
-            "stream_options": { "include_usage": true },
-        });
+    fn request(&self, route: &str, mut body: Value) -> Request<Full<Bytes>> {
+        body["stream"] = true.into();
+        body["stream_options"] = json!({ "include_usage": true });
         if let Some(model) = &self.model {
             body["model"] = model.as_str().into();
         }
         for (name, value) in &self.extra {
             body[name] = value.clone();
         }
-        let mut request = Request::post(format!("{}/v1/completions", self.base))
+        let mut request = Request::post(format!("{}/v1/{route}", self.base))
             .header(header::HOST, &self.authority)
             .header(header::CONTENT_TYPE, "application/json");
         if let Some(key) = &self.key {
@@ -173,6 +183,57 @@ impl Target {
         }
         let request = request.body(Full::from(body.to_string()));
         request.expect("the parts were checked")
+    }
+}
+
+impl Answer {
+    /// Takes an event of a completion or of a chat. Returns whether it has a piece of the answer.
+    fn take(&mut self, event: &Value) -> bool {
+        let number = |path: &str| event.pointer(path)?.as_u64().map(|n| n as usize);
+        if let Some(n) = number("/usage/completion_tokens") {
+            self.times.n_tokens = n;
+        }
+        if let Some(n) = number("/usage/prompt_tokens") {
+            self.times.prompt_tokens = n;
+        }
+        let cached = number("/usage/prompt_tokens_details/cached_tokens");
+        // llama-server's name for it.
+        if let Some(n) = cached.or_else(|| number("/timings/cache_n")) {
+            self.times.cached_tokens = Some(n);
+        }
+        let text = |path: &str| {
+            event
+                .pointer(path)?
+                .as_str()
+                .filter(|text| !text.is_empty())
+        };
+        let mut has_piece = text("/choices/0/delta/reasoning_content").is_some();
+        for path in ["/choices/0/text", "/choices/0/delta/content"] {
+            if let Some(text) = text(path) {
+                self.text.push_str(text);
+                has_piece = true;
+            }
+        }
+        let calls = event.pointer("/choices/0/delta/tool_calls");
+        for piece in calls.and_then(Value::as_array).into_iter().flatten() {
+            self.take_call(piece);
+            has_piece = true;
+        }
+        has_piece
+    }
+
+    fn take_call(&mut self, piece: &Value) {
+        // A new call has the next index.
+        let index = piece["index"].as_u64().map_or(0, |index| index as usize);
+        let index = index.min(self.calls.len());
+        if index == self.calls.len() {
+            self.calls.push(Call::default());
+        }
+        let call = &mut self.calls[index];
+        let text = |path: &str| piece.pointer(path).and_then(Value::as_str).unwrap_or("");
+        call.id.push_str(text("/id"));
+        call.name.push_str(text("/function/name"));
+        call.arguments.push_str(text("/function/arguments"));
     }
 }
 
@@ -223,6 +284,39 @@ mod tests {
         for url in ["", "a:1", "https://a", "http://", "http://a b"] {
             assert!(target(url).is_err(), "{url}");
         }
+    }
+
+    #[test]
+    fn joins_the_pieces_of_an_answer() {
+        let mut answer = Answer::default();
+        let call = |piece: Value| json!({"choices": [{"delta": {"tool_calls": [piece]}}]});
+        let events = [
+            json!({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),
+            json!({"choices": [{"delta": {"content": "a"}}]}),
+            call(json!({"index": 0, "id": "x", "function": {"name": "f", "arguments": "{"}})),
+            call(json!({"index": 0, "function": {"arguments": "}"}})),
+            call(json!({"index": 1, "id": "y", "function": {"name": "g", "arguments": "{}"}})),
+            call(json!({"index": u64::MAX, "id": "z"})),
+            json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}, "timings": {"cache_n": 7}}),
+        ];
+        let pieces = events.iter().map(|event| answer.take(event));
+        assert_eq!(
+            pieces.collect::<Vec<_>>(),
+            [false, true, true, true, true, true, false]
+        );
+        let calls = answer.calls.iter();
+        let calls: Vec<_> = calls
+            .map(|call| [&*call.id, &*call.name, &*call.arguments])
+            .collect();
+        assert_eq!(calls, [["x", "f", "{}"], ["y", "g", "{}"], ["z", "", ""]]);
+        assert_eq!(answer.text, "a");
+        let times = &answer.times;
+        assert_eq!((times.prompt_tokens, times.cached_tokens), (9, Some(7)));
+        assert_eq!(times.n_tokens, 4);
+        // OpenAI's field goes first.
+        let usage = json!({"prompt_tokens_details": {"cached_tokens": 5}});
+        answer.take(&json!({"usage": usage, "timings": {"cache_n": 7}}));
+        assert_eq!(answer.times.cached_tokens, Some(5));
     }
 
     #[test]

@@ -1,19 +1,25 @@
-//! Measures a server under load: OpenAI's completions as streams, from any server that has them.
+//! Measures a server under load: OpenAI's completions or chats as streams, from any server that has them.
 //!
-//! Requests come at random times (a Poisson process of a given rate), or each of a number of clients sends its next one
-//! when the last has ended. Every prompt is different from its first word on, so that no prefix cache shortens it.
+//! Requests or conversations come at random times (a Poisson process of a given rate), or each of a number of clients sends its next one
+//! when the last has ended. Every prompt is different from its first word on, so that no prefix cache shortens it;
+//! only a conversation finds its own earlier turns there.
 
 mod client;
+mod conversation;
 mod report;
+mod turns;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 pub use client::Target;
+pub use conversation::Conversation;
 pub use report::{Percentiles, Report};
+pub use turns::TurnReport;
 
-use client::{Asked, Outcome};
+use client::Outcome;
+use serde_json::json;
 
 /// When requests are sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,11 +43,13 @@ pub struct Slo {
 pub struct Load {
     pub target: Target,
     pub arrivals: Arrivals,
-    /// Requests in all.
+    /// Requests in all, or conversations.
     pub n: usize,
-    /// Words of a prompt. A word is about a token.
+    /// Words of a prompt, or of a conversation's system message. A word is about a token.
     pub prompt_tokens: usize,
     pub max_tokens: usize,
+    /// How conversations go on; without it, each request is a prompt of its own.
+    pub conversation: Option<Conversation>,
     pub slo: Option<Slo>,
     /// Seed of prompts and times.
     pub seed: u64,
@@ -82,7 +90,7 @@ async fn measured(load: Arc<Load>) -> Result<Report, LoadError> {
                 tokio::time::sleep_until(at).await;
                 at += Duration::from_secs_f64(-open_uniform(load.seed, i).ln() / rate);
                 let load = Arc::clone(&load);
-                tasks.spawn(async move { vec![one(&load, i).await] });
+                tasks.spawn(async move { outcomes(&load, i).await });
             }
         }
         Arrivals::Concurrency(clients) => {
@@ -90,29 +98,36 @@ async fn measured(load: Arc<Load>) -> Result<Report, LoadError> {
             for _ in 0..clients.min(load.n) {
                 let (load, next) = (Arc::clone(&load), Arc::clone(&next));
                 tasks.spawn(async move {
-                    let mut outcomes = Vec::new();
+                    let mut all = Vec::new();
                     loop {
                         let i = next.fetch_add(1, Ordering::Relaxed);
                         if i >= load.n {
-                            return outcomes;
+                            return all;
                         }
-                        outcomes.push(one(&load, i).await);
+                        all.extend(outcomes(&load, i).await);
                     }
                 });
             }
         }
     }
     let outcomes: Vec<Outcome> = tasks.join_all().await.into_iter().flatten().collect();
-    Report::new(&outcomes, started.elapsed(), load.slo)
+    let n_turns = load.conversation.map(|conversation| conversation.n_turns);
+    Report::new(&outcomes, started.elapsed(), load.slo, n_turns)
 }
 
-async fn one(load: &Load, i: usize) -> Outcome {
-    let asked = Asked {
-        prompt: prompt(load.seed, i, load.prompt_tokens),
-        max_tokens: load.max_tokens,
-        seed: i as u64,
-    };
-    load.target.ask(&asked).await
+/// Sends a request, or those of a conversation one after the other.
+async fn outcomes(load: &Load, i: usize) -> Vec<Outcome> {
+    if let Some(conversation) = &load.conversation {
+        return conversation.hold(load, i).await;
+    }
+    let body = json!({
+        "prompt": words(load.seed, i, load.prompt_tokens),
+        "max_tokens": load.max_tokens,
+        "seed": i,
+        "ignore_eos": true,
+    });
+    let answer = load.target.ask("completions", body).await;
+    vec![answer.map(|answer| answer.times)]
 }
 
 /// Words that are a token in most vocabularies.
@@ -123,7 +138,7 @@ const WORDS: [&str; 32] = [
 ];
 
 /// Returns a text of `n` words, different for each `i`.
-fn prompt(seed: u64, i: usize, n: usize) -> String {
+fn words(seed: u64, i: usize, n: usize) -> String {
     let words = (0..n).map(|k| WORDS[(mixed(seed, i, k) % WORDS.len() as u64) as usize]);
     words.collect::<Vec<_>>().join(" ")
 }
@@ -153,10 +168,10 @@ mod tests {
 
     #[test]
     fn prompts_differ_and_repeat() {
-        assert_eq!(prompt(1, 2, 50), prompt(1, 2, 50));
-        assert_ne!(prompt(1, 2, 50), prompt(1, 3, 50));
-        assert_ne!(prompt(1, 2, 50), prompt(2, 2, 50));
-        assert_eq!(prompt(1, 2, 50).split(' ').count(), 50);
+        assert_eq!(words(1, 2, 50), words(1, 2, 50));
+        assert_ne!(words(1, 2, 50), words(1, 3, 50));
+        assert_ne!(words(1, 2, 50), words(2, 2, 50));
+        assert_eq!(words(1, 2, 50).split(' ').count(), 50);
     }
 
     #[test]

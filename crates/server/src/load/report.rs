@@ -6,7 +6,7 @@ use rocmforge_profile::stats::percentile;
 use serde::Serialize;
 
 use super::client::{Outcome, Times};
-use super::{LoadError, Slo};
+use super::{LoadError, Slo, TurnReport};
 
 /// The numbers of a load. Times of requests that failed are not part of them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -26,6 +26,9 @@ pub struct Report {
     /// Answers a second that kept the times asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub goodput: Option<f64>,
+    /// Of conversations: the numbers of their turns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub turns: Option<TurnReport>,
     /// Why requests failed, the first few.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<String>,
@@ -48,7 +51,7 @@ fn ms(time: Duration) -> f64 {
 
 impl Percentiles {
     /// Returns those of `times`; zeros if there are none.
-    fn new(times: impl Iterator<Item = f64>) -> Percentiles {
+    pub(super) fn new(times: impl Iterator<Item = f64>) -> Percentiles {
         let mut sorted: Vec<f64> = times.collect();
         sorted.sort_by(f64::total_cmp);
         let at = |p: f64| match sorted.is_empty() {
@@ -64,7 +67,7 @@ impl Percentiles {
 }
 
 impl Times {
-    fn ttft_ms(&self) -> Option<f64> {
+    pub(super) fn ttft_ms(&self) -> Option<f64> {
         self.pieces.first().copied().map(ms)
     }
 
@@ -85,6 +88,7 @@ impl Report {
         outcomes: &[Outcome],
         duration: Duration,
         slo: Option<Slo>,
+        n_turns: Option<usize>,
     ) -> Result<Report, LoadError> {
         let ok: Vec<&Times> = outcomes.iter().flatten().collect();
         let errors = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
@@ -105,6 +109,7 @@ impl Report {
             itl_ms: Percentiles::new(ok.iter().flat_map(|times| times.gaps_ms())),
             e2e_ms: Percentiles::new(ok.iter().map(|times| ms(times.whole))),
             goodput: slo.map(|slo| n_good(slo) as f64 / seconds),
+            turns: n_turns.map(|n_turns| TurnReport::new(n_turns, &ok)),
             failures,
         })
     }
@@ -122,6 +127,7 @@ mod tests {
                 pieces: (0..4).map(at).collect(),
                 whole: at(4),
                 n_tokens: 4,
+                ..Times::default()
             })
         };
         let outcomes = [
@@ -134,14 +140,14 @@ mod tests {
             ttft_ms: 500.0,
             itl_ms: 60.0,
         };
-        let report = Report::new(&outcomes, Duration::from_secs(2), Some(slo)).unwrap();
+        let report = Report::new(&outcomes, Duration::from_secs(2), Some(slo), None).unwrap();
         assert_eq!((report.n_ok, report.n_failed), (3, 1));
         assert_eq!(report.goodput, Some(0.5));
         assert_eq!(report.output_tokens_s, 6.0);
         assert_eq!(report.ttft_ms.p50, 100.0);
         assert_eq!(report.itl_ms.p50, 10.0);
         assert_eq!(report.failures, ["x"]);
-        let none = Report::new(&[Err("x".to_string())], Duration::from_secs(1), None);
+        let none = Report::new(&[Err("x".to_string())], Duration::from_secs(1), None, None);
         assert!(none.unwrap_err().to_string().contains("failed: x"));
     }
 }

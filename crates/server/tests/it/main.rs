@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod caps;
+mod chaos;
 mod chat;
 mod client;
 mod completions;
