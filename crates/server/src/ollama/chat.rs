@@ -105,7 +105,8 @@ fn thinking(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
             variables.insert("enable_thinking".into(), true.into());
             variables.insert("reasoning_effort".into(), effort.into());
         }
-        _ => {}
+        Some(_) => return Err(ApiError::field("think", "use true, false or a level")),
+        None => {}
     }
     Ok(variables)
 }

@@ -9,7 +9,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_grammar::Grammar;
 use rocmforge_plan::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::config::Limits;
 use crate::http::auth::Caller;
@@ -61,8 +61,8 @@ impl Generation {
             ));
         }
         let stream = fields.take("stream")?.unwrap_or(false);
-        let options: Map<String, Value> = fields.take("stream_options")?.unwrap_or_default();
-        let include_usage = options.get("include_usage") == Some(&Value::Bool(true));
+        let mut options = fields.take_fields("stream_options")?;
+        let include_usage = options.take("include_usage")?.unwrap_or(false);
         let max_tokens: Option<usize> =
             fields.take_any(&["max_completion_tokens", "max_tokens"])?;
         if max_tokens == Some(0) {
@@ -211,9 +211,10 @@ fn sampling(fields: &mut Fields, limits: &Limits) -> Result<SamplingParams, ApiE
         2 => s.mirostat = Some(Mirostat::default()),
         _ => return Err(ApiError::field("mirostat", "use 0 (off) or 2")),
     }
+    let (tau, eta) = (fields.take("mirostat_tau")?, fields.take("mirostat_eta")?);
     if let Some(mirostat) = &mut s.mirostat {
-        mirostat.tau = fields.take("mirostat_tau")?.unwrap_or(mirostat.tau);
-        mirostat.eta = fields.take("mirostat_eta")?.unwrap_or(mirostat.eta);
+        mirostat.tau = tau.unwrap_or(mirostat.tau);
+        mirostat.eta = eta.unwrap_or(mirostat.eta);
     }
     if let Some(names) = fields.take::<Vec<String>>("samplers")? {
         let kinds = names.iter().map(|name| name.parse::<SamplerKind>());

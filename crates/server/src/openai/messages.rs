@@ -152,8 +152,15 @@ pub(crate) fn check_tools(tools: &[Value], limits: &Limits) -> Result<(), ApiErr
         if tool.get("type").is_some_and(|kind| kind != "function") {
             return wrong("this server knows tools of the type function only");
         }
-        if !tool.pointer("/function/name").is_some_and(Value::is_string) {
+        let Some(function) = tool.get("function").and_then(Value::as_object) else {
             return wrong("a tool needs a function with a name");
+        };
+        if !function.get("name").is_some_and(Value::is_string) {
+            return wrong("a tool needs a function with a name");
+        }
+        let parameters = function.get("parameters");
+        if parameters.is_some_and(|schema| !schema.is_null() && !schema.is_object()) {
+            return wrong("the parameters of a function are a JSON schema");
         }
     }
     Ok(())
