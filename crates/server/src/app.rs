@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::Router;
 use axum::body::to_bytes;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::Value;
 
 use crate::config::{Config, Limits};
 use crate::http::auth::{self, Caller};
@@ -23,7 +24,7 @@ use crate::serving::choices::Ticket;
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::{Model, Served};
 use crate::serving::workers::Workers;
-use crate::{anthropic, llama, ollama, openai, page};
+use crate::{anthropic, llama, ollama, openai, openapi, page};
 
 /// Fields of a request that the server does not know.
 const IGNORED: &str = "x-ignored-fields";
@@ -139,6 +140,13 @@ impl App {
         }
     }
 
+    /// Returns an answer that names the fields of its request that nothing has read.
+    pub(crate) fn answer(&self, body: Value, fields: &Fields) -> Response {
+        let mut response = Json(body).into_response();
+        self.tell_ignored(&mut response, fields.unread());
+        response
+    }
+
     /// Names the fields of a request that nothing has read.
     pub(crate) fn tell_ignored(&self, response: &mut Response, ignored: Option<String>) {
         let value = ignored.and_then(|names| HeaderValue::from_str(&names).ok());
@@ -160,6 +168,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::metrics));
     Router::new()
         .route("/", get(page::page))
+        .route("/openapi.json", get(openapi::document))
         .merge(llama::probes())
         .merge(infer)
         .merge(metrics)

@@ -80,13 +80,14 @@ pub(super) async fn count(
     State(app): State<Arc<App>>,
     caller: Caller,
     body: Result<Body, ApiError>,
-) -> Result<Json<Value>, AnthropicError> {
+) -> Result<Response, AnthropicError> {
     let Body(mut fields) = body?;
     let _ticket = app.admit(&caller)?;
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
     let (chat, calls) = read(&mut fields, &app.limits)?;
     let prompt = chat.prompt(&app, &model, None, calls).await?;
-    Ok(Json(json!({ "input_tokens": prompt.ids.len() })))
+    let body = json!({ "input_tokens": prompt.ids.len() });
+    Ok(app.answer(body, &fields))
 }
 
 /// Reads the conversation.

@@ -4,6 +4,7 @@ use std::fs;
 
 use rocmforge_gguf::{Gguf, LoadMode, OwnedValue, Writer};
 use rocmforge_model::Purpose;
+use rocmforge_server::Model;
 use serde_json::{Value, json};
 
 use crate::client::{FORGE_MINI, TestServer, local, model, small, start};
@@ -11,8 +12,8 @@ use crate::client::{FORGE_MINI, TestServer, local, model, small, start};
 /// Tokens of forge-mini that mark a gap in these tests.
 const MARKS: [u32; 5] = [4000, 4001, 4002, 4003, 4004];
 
-/// A server with forge-mini as a model for code.
-fn with_marks() -> TestServer {
+/// forge-mini as a model for code.
+pub(crate) fn with_marks() -> Model {
     let file = Gguf::open(FORGE_MINI.as_ref(), LoadMode::Mmap).unwrap();
     let mut writer = Writer::new("");
     for (key, value) in file.metadata().iter() {
@@ -29,8 +30,7 @@ fn with_marks() -> TestServer {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("code.gguf");
     fs::write(&path, writer.to_vec().unwrap()).unwrap();
-    let model = model("code", &path, Purpose::Text, small(), 64);
-    TestServer::start(local(), vec![model])
+    model("code", &path, Purpose::Text, small(), 64)
 }
 
 fn ids(server: &TestServer, text: &str) -> Vec<u64> {
@@ -117,7 +117,7 @@ fn completions_are_those_of_openais_route() {
 
 #[test]
 fn gaps_are_filled() {
-    let server = with_marks();
+    let server = TestServer::start(local(), vec![with_marks()]);
     let [pre, suf, mid, rep, sep] = MARKS.map(u64::from);
     let (before, rest) = (
         ids(&server, "def add(a, b):"),
