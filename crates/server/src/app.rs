@@ -86,9 +86,9 @@ impl App {
     }
 
     /// Returns an id that no other request has.
-    pub(crate) fn new_id(&self, kind: &str) -> String {
+    pub(crate) fn new_id(&self, prefix: &str) -> String {
         let n = self.n_ids.fetch_add(1, Ordering::Relaxed);
-        format!("{kind}-{:08x}{n:08x}", self.instance)
+        format!("{prefix}{:08x}{n:08x}", self.instance)
     }
 
     /// Returns the model of this name, the first one without a name.

@@ -48,7 +48,7 @@ pub(super) async fn create(
     let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
     let head = json!({
-        "id": app.new_id("msg"),
+        "id": app.new_id("msg_"),
         "type": "message",
         "role": "assistant",
         "model": model.name,

@@ -64,11 +64,6 @@ impl Fields {
         }
     }
 
-    /// Sets a field.
-    pub(crate) fn put(&mut self, name: &str, value: Value) {
-        self.0.insert(name.to_string(), value);
-    }
-
     /// Sets a field, unless it is there.
     pub(crate) fn put_default(&mut self, name: &str, value: Value) {
         self.0.entry(name).or_insert(value);

@@ -204,3 +204,67 @@ fn models_without_marks_say_so() {
         )
         .ok();
 }
+
+#[test]
+fn answers_say_how_they_were_made() {
+    let server = start();
+    let body = json!({"prompt": "Once upon a time", "temperature": 0.5, "seed": 7, "n_predict": 3, "n_probs": 2,
+        "stop": ["xyz"], "logit_bias": [[5, false]], "repeat_last_n": -1});
+    let whole = server.post("/completion", &body).ok();
+    let settings = &whole["generation_settings"];
+    for (name, value) in [
+        ("temperature", json!(0.5)),
+        ("seed", json!(7)),
+        ("n_predict", json!(3)),
+        ("top_k", json!(40)),
+        ("repeat_last_n", json!(-1)),
+        ("stop", json!(["xyz"])),
+        ("logit_bias", json!([{"token": 5, "bias": null}])),
+    ] {
+        assert_eq!(settings[name], value, "{name}");
+    }
+    let best = &whole["completion_probabilities"][0];
+    assert!(best["top_logprobs"][1]["id"].is_u64(), "{best}");
+    let timings = &whole["timings"];
+    let time = |name: &str| timings[name].as_f64().unwrap();
+    let n_prompt = time("prompt_n") * time("prompt_per_token_ms");
+    assert!((n_prompt - time("prompt_ms")).abs() < 1e-6);
+    let n_predicted = 2.0 * time("predicted_per_token_ms");
+    assert!((n_predicted - time("predicted_ms")).abs() < 1e-6);
+
+    // Editors ask for what they read.
+    let mut body = body;
+    body["response_fields"] = json!(["content", "generation_settings/seed", "no/such"]);
+    let expected = json!({"content": whole["content"], "generation_settings/seed": 7});
+    assert_eq!(server.post("/completion", &body).ok(), expected);
+
+    let full = server
+        .post("/completion", &json!({"prompt": "a", "ignore_eos": true}))
+        .ok();
+    assert_eq!(
+        (&full["truncated"], &full["stop_type"]),
+        (&json!(true), &json!("limit"))
+    );
+    let text = full["content"].as_str().unwrap();
+    assert_eq!(full["has_new_line"], text.contains('\n'));
+    assert_eq!(whole["truncated"], false);
+}
+
+#[test]
+fn routes_have_llama_servers_names() {
+    let server = start();
+    let models = server.get("/v1/models").ok();
+    assert_eq!(server.get("/models").ok(), models);
+    let body =
+        json!({"messages": [{"role": "user", "content": "Hi"}], "n_predict": 2, "temperature": 0});
+    let answer = server.post("/chat/completions", &body).ok();
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
+    for path in ["/rerank", "/reranking", "/v1/reranking"] {
+        let body = json!({"query": "a", "documents": ["b"]});
+        server.post(path, &body).error(501);
+    }
+    let mut both = body;
+    both["add_generation_prompt"] = true.into();
+    both["continue_final_message"] = true.into();
+    server.post("/chat/completions", &both).error(400);
+}

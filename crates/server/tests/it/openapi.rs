@@ -153,7 +153,7 @@ fn the_server_knows_every_described_field() {
         for name in &required {
             least[name] = example(name);
         }
-        for name in ["max_tokens", "max_output_tokens", "n_predict"] {
+        for name in ["max_tokens", "max_output_tokens"] {
             if fields.contains_key(name) {
                 least[name] = 1.into();
             }
@@ -165,7 +165,7 @@ fn the_server_knows_every_described_field() {
         }
         least["model"] = match path.split('/').next_back().unwrap() {
             "embeddings" | "embed" => "vectors".into(),
-            "rerank" => "ranks".into(),
+            "rerank" | "reranking" => "ranks".into(),
             _ => "code".into(),
         };
         let mut wrong = least.clone();

@@ -81,7 +81,7 @@ pub(crate) async fn create(
     let reader = prompt.reader();
     let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
-    let id = app.new_id("resp");
+    let id = app.new_id("resp_");
     let mut head = json!({
         "id": id,
         "object": "response",
