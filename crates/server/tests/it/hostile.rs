@@ -69,6 +69,10 @@ fn wrong_fields_are_named() {
             "tools",
             json!([{"type": "function", "function": {"name": "f", "parameters": []}}]),
         ),
+        (
+            "tools",
+            json!([{"type": "function", "function": {"name": "f", "description": 1}}]),
+        ),
     ] {
         ask(name, value).error(400);
     }
