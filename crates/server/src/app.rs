@@ -3,14 +3,15 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::Router;
 use axum::body::{Bytes, HttpBody as _, to_bytes};
 use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use axum::{Json, Router};
 use http_body_util::BodyExt as _;
+use serde_json::Value;
 
 use crate::config::{Config, Limits};
 use crate::http::auth::{self, Caller};
@@ -25,7 +26,7 @@ use crate::serving::choices::Ticket;
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::{Model, Served};
 use crate::serving::workers::Workers;
-use crate::{anthropic, llama, ollama, openai, page};
+use crate::{anthropic, llama, ollama, openai, openapi, page};
 
 /// Fields of a request that the server does not know.
 pub(crate) const IGNORED: &str = "x-ignored-fields";
@@ -90,9 +91,9 @@ impl App {
     }
 
     /// Returns an id that no other request has.
-    pub(crate) fn new_id(&self, kind: &str) -> String {
+    pub(crate) fn new_id(&self, prefix: &str) -> String {
         let n = self.n_ids.fetch_add(1, Ordering::Relaxed);
-        format!("{kind}-{:08x}{n:08x}", self.instance)
+        format!("{prefix}{:08x}{n:08x}", self.instance)
     }
 
     /// Returns the model of this name, the first one without a name.
@@ -144,6 +145,13 @@ impl App {
         }
     }
 
+    /// Returns an answer that names the fields of its request that nothing has read.
+    pub(crate) fn answer(&self, body: Value, fields: &Fields) -> Response {
+        let mut response = Json(body).into_response();
+        self.tell_ignored(&mut response, fields.unread());
+        response
+    }
+
     /// Names the fields of a request that nothing has read.
     pub(crate) fn tell_ignored(&self, response: &mut Response, ignored: Option<String>) {
         let value = ignored.and_then(|names| HeaderValue::from_str(&names).ok());
@@ -165,6 +173,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::metrics));
     let router = Router::new()
         .route("/", get(page::page))
+        .route("/openapi.json", get(openapi::document))
         .merge(llama::probes())
         .merge(infer)
         .merge(metrics)

@@ -17,6 +17,7 @@ pub mod load;
 mod observe;
 mod ollama;
 mod openai;
+mod openapi;
 mod page;
 mod run;
 mod serving;

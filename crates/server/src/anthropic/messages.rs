@@ -16,7 +16,7 @@ use crate::http::auth::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::stream::events;
-use crate::openai::chat::{Chat, named};
+use crate::openai::chat::Chat;
 use crate::openai::generation::Generation;
 use crate::openai::messages::{check_tools, for_template};
 use crate::serving::choices::Choices;
@@ -39,7 +39,7 @@ pub(super) async fn create(
         return Err(ApiError::field("max_tokens", "this field is required").into());
     }
     let (chat, calls) = read(&mut fields, &app.limits)?;
-    fields.take::<Value>("metadata")?;
+    fields.take_fields("metadata")?;
     let ignored = fields.unread();
     let prompt = chat.prompt(&app, &model, None, calls).await?;
     let mut reader = prompt.reader();
@@ -48,7 +48,7 @@ pub(super) async fn create(
     let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
     let head = json!({
-        "id": app.new_id("msg"),
+        "id": app.new_id("msg_"),
         "type": "message",
         "role": "assistant",
         "model": model.name,
@@ -80,13 +80,14 @@ pub(super) async fn count(
     State(app): State<Arc<App>>,
     caller: Caller,
     body: Result<Body, ApiError>,
-) -> Result<Json<Value>, AnthropicError> {
+) -> Result<Response, AnthropicError> {
     let Body(mut fields) = body?;
     let _ticket = app.admit(&caller)?;
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
     let (chat, calls) = read(&mut fields, &app.limits)?;
     let prompt = chat.prompt(&app, &model, None, calls).await?;
-    Ok(Json(json!({ "input_tokens": prompt.ids.len() })))
+    let body = json!({ "input_tokens": prompt.ids.len() });
+    Ok(app.answer(body, &fields))
 }
 
 /// Reads the conversation.
@@ -97,28 +98,28 @@ pub(crate) fn read(fields: &mut Fields, limits: &Limits) -> Result<(Chat, Calls)
     let messages = for_template(messages(fields)?, limits)?;
     let mut tools = tools(fields)?;
     check_tools(&tools, limits)?;
-    let choice: Map<String, Value> = fields.take("tool_choice")?.unwrap_or_default();
-    let forced = match choice.get("type").and_then(Value::as_str) {
+    let mut choice = fields.take_fields("tool_choice")?;
+    let forced = match choice.take::<String>("type")?.as_deref() {
         None | Some("auto") => None,
         Some("none") => {
             tools.clear();
             None
         }
         Some("any") => Some(Forced::Any),
-        Some("tool") => Some(named(&choice.clone().into())?),
+        Some("tool") => Some(Forced::Named(choice.need("name")?)),
         Some(_) => {
             let what = "use the type auto, any, tool or none";
             return Err(ApiError::field("tool_choice", what));
         }
     };
-    let calls = match choice.get("disable_parallel_tool_use") {
-        Some(Value::Bool(true)) => Calls::One,
-        _ => Calls::Any,
+    let calls = match choice.take("disable_parallel_tool_use")? {
+        Some(true) => Calls::One,
+        None | Some(false) => Calls::Any,
     };
     let mut variables: Map<String, Value> =
         fields.take("chat_template_kwargs")?.unwrap_or_default();
-    let thinking: Map<String, Value> = fields.take("thinking")?.unwrap_or_default();
-    if let Some(kind) = thinking.get("type").and_then(Value::as_str) {
+    let thinking: Option<String> = fields.take_fields("thinking")?.take("type")?;
+    if let Some(kind) = thinking {
         variables.insert("enable_thinking".into(), (kind != "disabled").into());
     }
     // As with Anthropic, an answer continues a last message of the assistant.

@@ -123,7 +123,7 @@ pub(crate) async fn host_and_id(
     let id = request.headers().get(REQUEST_ID);
     let id = id.filter(|id| is_id(id)).cloned();
     let id = id.unwrap_or_else(|| {
-        HeaderValue::from_str(&app.new_id("req")).expect("an id has plain characters")
+        HeaderValue::from_str(&app.new_id("req-")).expect("an id has plain characters")
     });
     let headers = request.headers();
     let refusal = if app.is_local && !is_local(headers) {

@@ -49,16 +49,19 @@ impl Fields {
         }
     }
 
+    /// Takes the fields of an object; none if it is missing.
+    ///
+    /// # Errors
+    /// It is not an object.
+    pub(crate) fn take_fields(&mut self, name: &str) -> Result<Fields, ApiError> {
+        Ok(Fields(self.take(name)?.unwrap_or_default()))
+    }
+
     /// Gives a field the name that another API has for it.
     pub(crate) fn rename(&mut self, from: &str, to: &str) {
         if let Some(value) = self.0.swap_remove(from) {
             self.0.insert(to.to_string(), value);
         }
-    }
-
-    /// Sets a field.
-    pub(crate) fn put(&mut self, name: &str, value: Value) {
-        self.0.insert(name.to_string(), value);
     }
 
     /// Sets a field, unless it is there.

@@ -44,7 +44,6 @@ pub(super) async fn complete(
 /// A file beside the one with the gap, as clients send it.
 #[derive(Deserialize)]
 struct Extra {
-    #[serde(default)]
     text: String,
     #[serde(default)]
     filename: String,
@@ -81,17 +80,13 @@ struct Asked {
     generation: Generation,
     with_tokens: bool,
     n_probs: usize,
+    /// Paths of the fields that the answer is to have; empty for all.
+    wanted: Vec<String>,
 }
 
 impl Asked {
     fn read(app: &App, caller: &Caller, mut fields: Fields) -> Result<Asked, ApiError> {
         let model = app.model(fields.take::<String>("model")?.as_deref())?;
-        // -1: no limit.
-        match fields.take::<i64>("n_predict")? {
-            Some(0) => return Err(ApiError::field("n_predict", "use 1 or more, or -1")),
-            Some(n) if n > 0 => fields.put("max_tokens", n.into()),
-            _ => {}
-        }
         // llama-server's defaults.
         for (name, value) in [
             ("temperature", json!(0.8)),
@@ -108,9 +103,11 @@ impl Asked {
             let message = format!("use 0 to {MAX_PROBS}");
             return Err(ApiError::field("n_probs", message));
         }
+        let generation = Generation::read(&mut fields, caller, &app.limits)?;
         Ok(Asked {
-            generation: Generation::read(&mut fields, caller, &app.limits)?,
-            with_tokens: fields.take("return_tokens")?.unwrap_or(false),
+            with_tokens: fields.take("return_tokens")?.unwrap_or(false) || generation.stream,
+            wanted: fields.take("response_fields")?.unwrap_or_default(),
+            generation,
             n_probs,
             model,
             fields,
@@ -129,6 +126,7 @@ impl Asked {
             generation,
             with_tokens,
             n_probs,
+            wanted,
         } = self;
         let ticket = app.admit(&caller)?;
         let structure = source(&mut fields)?;
@@ -149,9 +147,11 @@ impl Asked {
         let answers = Answers {
             model,
             stops: generation.stops().to_vec(),
+            settings: generation.settings(),
             with_tokens,
             with_probs: n_probs > 0,
-            ended: vec![None; n_answers],
+            wanted,
+            ended: vec![Ended::default(); n_answers],
         };
         let mut response = match generation.stream {
             true => events(choices, answers, &app).await?,
@@ -176,10 +176,18 @@ impl Asked {
 struct Answers {
     model: Arc<Served>,
     stops: Vec<String>,
+    settings: Value,
     with_tokens: bool,
     with_probs: bool,
-    /// Why each answer ended.
-    ended: Vec<Option<FinishReason>>,
+    wanted: Vec<String>,
+    ended: Vec<Ended>,
+}
+
+/// What the last piece of an answer says of all of it.
+#[derive(Clone, Default)]
+struct Ended {
+    reason: Option<FinishReason>,
+    has_new_line: bool,
 }
 
 impl Answers {
@@ -193,19 +201,15 @@ impl Answers {
         let mut piece = json!({ "index": index, "content": text, "tokens": ids, "stop": false });
         if self.with_probs {
             let shown = tokens.iter().filter(|token| !tokenizer.is_eog(token.id));
-            let of_token = |token: &Token| {
-                let mut value = of_token(tokenizer, token);
-                value["id"] = token.id.into();
-                value
-            };
+            let of_token = |token| of_token(tokenizer, token);
             piece["completion_probabilities"] = shown.map(of_token).collect();
         }
         piece
     }
 
     /// Adds what the last piece of an answer says.
-    fn ended(&self, mut piece: Value, reason: Option<FinishReason>, totals: &Totals) -> Value {
-        let (kind, word) = match reason {
+    fn ended(&self, mut piece: Value, ended: &Ended, totals: &Totals) -> Value {
+        let (kind, word) = match ended.reason {
             Some(FinishReason::Stop(StopCause::Text(at))) => ("word", &*self.stops[at]),
             Some(FinishReason::Stop(_)) => ("eos", ""),
             Some(FinishReason::Length | FinishReason::Context | FinishReason::Deadline) => {
@@ -213,12 +217,17 @@ impl Answers {
             }
             Some(FinishReason::Aborted) | None => ("none", ""),
         };
+        // The context was full, or shifted.
+        let is_full = ended.reason == Some(FinishReason::Context)
+            || totals.prompt_tokens + totals.completion_tokens > self.model.engine.n_ctx();
         let sums = json!({
             "stop": true,
             "model": self.model.name,
+            "generation_settings": self.settings,
             "stop_type": kind,
             "stopping_word": word,
-            "truncated": false,
+            "has_new_line": ended.has_new_line,
+            "truncated": is_full && self.ended.len() == 1,
             "tokens_predicted": totals.completion_tokens,
             "tokens_evaluated": totals.prompt_tokens,
             "tokens_cached": totals.cached_tokens,
@@ -227,12 +236,28 @@ impl Answers {
         if let (Value::Object(piece), Value::Object(sums)) = (&mut piece, sums) {
             piece.extend(sums);
         }
-        piece
+        match self.wanted.is_empty() {
+            true => piece,
+            false => self.wanted(&piece),
+        }
+    }
+
+    /// Returns the fields of an answer that were asked for, under their paths.
+    fn wanted(&self, answer: &Value) -> Value {
+        let field = |path: &String| {
+            let value = answer.pointer(&format!("/{path}"))?;
+            Some((path.clone(), value.clone()))
+        };
+        Value::Object(self.wanted.iter().filter_map(field).collect())
     }
 
     fn whole(&self, index: usize, whole: &Whole, totals: &Totals) -> Value {
         let piece = self.piece(index, &whole.text, &whole.tokens);
-        self.ended(piece, whole.reason, totals)
+        let ended = Ended {
+            reason: whole.reason,
+            has_new_line: whole.text.contains('\n'),
+        };
+        self.ended(piece, &ended, totals)
     }
 }
 
@@ -246,7 +271,10 @@ impl Encoder for Answers {
                 choice,
                 tokens,
                 text,
-            } => out.data(&self.piece(choice, &text, &tokens)),
+            } => {
+                self.ended[choice].has_new_line |= text.contains('\n');
+                out.data(&self.piece(choice, &text, &tokens));
+            }
             Update::Finished {
                 choice,
                 reason,
@@ -255,16 +283,18 @@ impl Encoder for Answers {
                 if !text.is_empty() {
                     out.data(&self.piece(choice, &text, &[]));
                 }
-                self.ended[choice] = Some(reason);
+                let ended = &mut self.ended[choice];
+                ended.reason = Some(reason);
+                ended.has_new_line |= text.contains('\n');
             }
         }
         None
     }
 
     fn end(&mut self, totals: &Totals, out: &mut Out) {
-        for (index, reason) in self.ended.iter().enumerate() {
+        for (index, ended) in self.ended.iter().enumerate() {
             let last = self.piece(index, "", &[]);
-            out.data(&self.ended(last, *reason, totals));
+            out.data(&self.ended(last, ended, totals));
         }
     }
 }

@@ -78,7 +78,7 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(mut fields): Body,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let _ticket = app.admit(&caller)?;
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
     let content: String = fields.need("content")?;
@@ -94,9 +94,10 @@ pub(crate) async fn tokenize(
             true => ids.iter().map(piece).collect(),
             false => json!(ids),
         };
-        Ok(Json(json!({ "tokens": tokens })))
+        Ok(json!({ "tokens": tokens }))
     };
-    app.workers.run(work).await
+    let body = app.workers.run(work).await?;
+    Ok(app.answer(body, &fields))
 }
 
 /// The text of a token, or its bytes if they are no UTF-8.
@@ -110,7 +111,7 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(mut fields): Body,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let _ticket = app.admit(&caller)?;
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
     let tokens: Vec<TokenId> = fields.need("tokens")?;
@@ -122,7 +123,7 @@ pub(crate) async fn detokenize(
     let text = model
         .tokenizer
         .decode(&tokens, SpecialText::Show, LeadingSpace::Strip);
-    Ok(Json(json!({ "content": text })))
+    Ok(app.answer(json!({ "content": text }), &fields))
 }
 
 /// `POST /apply-template`
@@ -130,11 +131,11 @@ pub(crate) async fn apply_template(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(mut fields): Body,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let _ticket = app.admit(&caller)?;
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
     let chat = Chat::read(&mut fields, &app.limits)?;
     let work = move || Ok(chat.rendered(&model)?.text().to_string());
     let prompt = app.workers.run(work).await?;
-    Ok(Json(json!({ "prompt": prompt })))
+    Ok(app.answer(json!({ "prompt": prompt }), &fields))
 }

@@ -53,7 +53,10 @@ pub(super) async fn chat(
         variables: thinking(&mut fields)?,
         ..Chat::default()
     };
-    Ok(asked.answer_chat(app, chat, Shape::Chat).await?)
+    let ignored = fields.unread();
+    let mut response = asked.answer_chat(&app, chat, Shape::Chat).await?;
+    app.tell_ignored(&mut response, ignored);
+    Ok(response)
 }
 
 /// `POST /api/generate`
@@ -69,29 +72,34 @@ pub(super) async fn generate(
     for name in ["template", "context", "images"] {
         fields.refuse(name, &[json!(""), json!([])])?;
     }
-    if let Some(after) = fields
-        .take::<String>("suffix")?
-        .filter(|text| !text.is_empty())
-    {
-        let gap = Gap {
-            before: prompt,
-            after,
-            ..Gap::default()
-        };
-        return Ok(asked.fill_gap(app, gap).await?);
-    }
-    if fields.take("raw")? == Some(true) {
-        return Ok(asked.answer_raw(app, prompt).await?);
-    }
-    let system = system.filter(|text| !text.is_empty());
-    let system = system.map(|text| json!({ "role": "system", "content": text }));
-    let user = json!({ "role": "user", "content": prompt });
-    let chat = Chat {
-        messages: system.into_iter().chain([user]).collect(),
-        variables: thinking(&mut fields)?,
-        ..Chat::default()
+    let suffix: Option<String> = fields.take("suffix")?;
+    let is_raw = fields.take("raw")?.unwrap_or(false);
+    let variables = thinking(&mut fields)?;
+    let ignored = fields.unread();
+    let mut response = match suffix.filter(|text| !text.is_empty()) {
+        Some(after) => {
+            let gap = Gap {
+                before: prompt,
+                after,
+                ..Gap::default()
+            };
+            asked.fill_gap(&app, gap).await?
+        }
+        None if is_raw => asked.answer_raw(&app, prompt).await?,
+        None => {
+            let system = system.filter(|text| !text.is_empty());
+            let system = system.map(|text| json!({ "role": "system", "content": text }));
+            let user = json!({ "role": "user", "content": prompt });
+            let chat = Chat {
+                messages: system.into_iter().chain([user]).collect(),
+                variables,
+                ..Chat::default()
+            };
+            asked.answer_chat(&app, chat, Shape::Generate).await?
+        }
     };
-    Ok(asked.answer_chat(app, chat, Shape::Generate).await?)
+    app.tell_ignored(&mut response, ignored);
+    Ok(response)
 }
 
 /// Reads whether the model is to think.
@@ -105,7 +113,8 @@ fn thinking(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
             variables.insert("enable_thinking".into(), true.into());
             variables.insert("reasoning_effort".into(), effort.into());
         }
-        _ => {}
+        Some(_) => return Err(ApiError::field("think", "use true, false or a level")),
+        None => {}
     }
     Ok(variables)
 }
@@ -142,26 +151,21 @@ impl Asked {
         })
     }
 
-    async fn answer_chat(
-        self,
-        app: Arc<App>,
-        chat: Chat,
-        shape: Shape,
-    ) -> Result<Response, ApiError> {
+    async fn answer_chat(self, app: &App, chat: Chat, shape: Shape) -> Result<Response, ApiError> {
         let Asked {
             model,
             ticket,
             generation,
             structure,
         } = self;
-        let prompt = chat.prompt(&app, &model, structure, Calls::Any).await?;
+        let prompt = chat.prompt(app, &model, structure, Calls::Any).await?;
         let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
         let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
         let lines = Lines::new(shape, &model.name, Some(prompt.reader()));
         respond(app, choices, lines, generation.stream).await
     }
 
-    async fn answer_raw(self, app: Arc<App>, text: String) -> Result<Response, ApiError> {
+    async fn answer_raw(self, app: &App, text: String) -> Result<Response, ApiError> {
         let model = Arc::clone(&self.model);
         let encode = move || {
             Ok(encode_prompt(
@@ -174,7 +178,7 @@ impl Asked {
         self.answer_ids(app, encode).await
     }
 
-    async fn fill_gap(self, app: Arc<App>, gap: Gap) -> Result<Response, ApiError> {
+    async fn fill_gap(self, app: &App, gap: Gap) -> Result<Response, ApiError> {
         let (model, max_tokens) = (Arc::clone(&self.model), self.generation.max_tokens);
         let encode = move || model.gap_prompt(&gap, max_tokens);
         self.answer_ids(app, encode).await
@@ -183,7 +187,7 @@ impl Asked {
     /// Answers a prompt that has no template.
     async fn answer_ids(
         self,
-        app: Arc<App>,
+        app: &App,
         encode: impl FnOnce() -> Result<Vec<TokenId>, ApiError> + Send + 'static,
     ) -> Result<Response, ApiError> {
         let Asked {
@@ -209,7 +213,7 @@ impl Asked {
 }
 
 async fn respond(
-    app: Arc<App>,
+    app: &App,
     choices: Choices,
     lines: Lines,
     stream: bool,

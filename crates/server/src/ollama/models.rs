@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use jiff::Timestamp;
 use rocmforge_gguf::Gguf;
 use serde_json::{Map, Value, json};
@@ -43,7 +44,7 @@ pub(super) async fn running(state: State<Arc<App>>) -> Json<Value> {
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     body: Result<Body, ApiError>,
-) -> Result<Json<Value>, OllamaError> {
+) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
     let model = named(&app, &mut fields)?;
     let metadata = model.gguf.metadata();
@@ -64,13 +65,14 @@ pub(super) async fn show(
         None if model.format.name() == "plain" => vec!["completion"],
         None => vec!["completion", "tools"],
     };
-    Ok(Json(json!({
+    let body = json!({
         "template": model.template.source(),
         "details": details(&model.gguf),
         "model_info": info,
         "capabilities": capabilities,
         "modified_at": Timestamp::UNIX_EPOCH.to_string(),
-    })))
+    });
+    Ok(app.answer(body, &fields))
 }
 
 /// `POST /api/embed`
@@ -78,18 +80,19 @@ pub(super) async fn embed(
     State(app): State<Arc<App>>,
     caller: Caller,
     body: Result<Body, ApiError>,
-) -> Result<Json<Value>, OllamaError> {
+) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
     let ticket = app.admit(&caller)?;
     let model = named(&app, &mut fields)?;
     let input = Input::read(&mut fields)?;
     let name = model.name.clone();
     let vectors = vectors(&app, model, ticket, |_| true, |model| input.tokens(model)).await?;
-    Ok(Json(json!({
+    let body = json!({
         "model": name,
         "embeddings": vectors.values,
         "prompt_eval_count": vectors.n_tokens,
-    })))
+    });
+    Ok(app.answer(body, &fields))
 }
 
 fn entry(model: &Served) -> Value {

@@ -107,7 +107,7 @@ pub(crate) async fn create(
     let readers: Vec<Reader> = (0..generation.n).map(|_| prompt.reader()).collect();
     let requests = generation.requests(&prompt.ids, &prompt.form(&model, logprobs));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
-    let id = app.new_id("chatcmpl");
+    let id = app.new_id("chatcmpl-");
     let head = object(&id, "chat.completion.chunk", &model.name);
     let mut response = match generation.stream {
         true => {
@@ -189,6 +189,11 @@ impl Chat {
         // As in vLLM: the last message is the beginning of the answer.
         let continues = fields.take("continue_final_message")?.unwrap_or(false);
         let prompts = fields.take("add_generation_prompt")?.unwrap_or(!continues);
+        if continues && prompts {
+            let what =
+                "the last message is continued or an answer begins; set one of them to false";
+            return Err(ApiError::field("add_generation_prompt", what));
+        }
         Ok(Chat {
             messages,
             tools,

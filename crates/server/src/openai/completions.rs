@@ -100,7 +100,7 @@ pub(crate) async fn create(
         groups.push(requests);
     }
     let choices = Choices::submit(Arc::clone(&model), groups, ticket)?;
-    let id = app.new_id("cmpl");
+    let id = app.new_id("cmpl-");
     let mut response = match generation.stream {
         true => {
             let encoder = CompletionEvents {

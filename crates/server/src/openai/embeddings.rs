@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use rocmforge::parts::{embed_each, pair_tokens, text_tokens};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::{Embedding, Pooling};
@@ -64,7 +64,7 @@ pub(crate) async fn embed(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(mut fields): Body,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let ticket = app.admit(&caller)?;
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
     let input = Input::read(&mut fields)?;
@@ -84,12 +84,13 @@ pub(crate) async fn embed(
         };
         json!({ "object": "embedding", "index": index, "embedding": embedding })
     });
-    Ok(Json(json!({
+    let body = json!({
         "object": "list",
         "model": name,
         "data": data.collect::<Vec<_>>(),
         "usage": { "prompt_tokens": vectors.n_tokens, "total_tokens": vectors.n_tokens },
-    })))
+    });
+    Ok(app.answer(body, &fields))
 }
 
 /// `POST /v1/rerank`
@@ -97,7 +98,7 @@ pub(crate) async fn rerank(
     State(app): State<Arc<App>>,
     caller: Caller,
     Body(mut fields): Body,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let ticket = app.admit(&caller)?;
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
     let query: String = fields.need("query")?;
@@ -125,12 +126,13 @@ pub(crate) async fn rerank(
         }
         result
     });
-    Ok(Json(json!({
+    let body = json!({
         "object": "list",
         "model": name,
         "results": results.collect::<Vec<_>>(),
         "usage": { "prompt_tokens": vectors.n_tokens, "total_tokens": vectors.n_tokens },
-    })))
+    });
+    Ok(app.answer(body, &fields))
 }
 
 fn documents(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

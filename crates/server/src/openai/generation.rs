@@ -9,7 +9,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_grammar::Grammar;
 use rocmforge_plan::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use crate::config::Limits;
 use crate::http::auth::Caller;
@@ -62,20 +62,26 @@ impl Generation {
             ));
         }
         let stream = fields.take("stream")?.unwrap_or(false);
-        let options: Map<String, Value> = fields.take("stream_options")?.unwrap_or_default();
-        let include_usage = options.get("include_usage") == Some(&Value::Bool(true));
+        let mut options = fields.take_fields("stream_options")?;
+        let include_usage = options.take("include_usage")?.unwrap_or(false);
         let max_tokens: Option<usize> =
             fields.take_any(&["max_completion_tokens", "max_tokens"])?;
         if max_tokens == Some(0) {
             return Err(ApiError::field("max_tokens", "use 1 or more"));
         }
+        // llama-server's name, in which a negative number is no limit.
+        let n_predict: Option<i64> = fields.take("n_predict")?;
+        if n_predict == Some(0) {
+            return Err(ApiError::field("n_predict", "use 1 or more, or -1"));
+        }
+        let n_predict = n_predict.and_then(|n| usize::try_from(n).ok());
         let asked: i32 = fields.take("priority")?.unwrap_or(0);
         let most = caller.0.as_ref().and_then(|key| key.max_priority);
         Ok(Generation {
             n,
             stream,
             include_usage,
-            max_tokens,
+            max_tokens: max_tokens.or(n_predict),
             stop: stops(fields, limits)?,
             stop_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
@@ -93,6 +99,51 @@ impl Generation {
     /// Returns the stop strings, in the order in which [`StopCause`](rocmforge_engine::StopCause) counts them.
     pub(crate) fn stops(&self) -> &[String] {
         &self.stop
+    }
+
+    /// Returns llama-server's description of the settings.
+    pub(crate) fn settings(&self) -> Value {
+        let s = &self.sampling;
+        let mirostat = s.mirostat.unwrap_or_default();
+        let biases = s.logit_bias.iter();
+        // JSON has no infinity: null forbids a token.
+        let biases = biases.map(|&(token, bias)| json!({ "token": token, "bias": bias }));
+        let samplers = s.samplers.iter().map(|kind| kind.name());
+        // All is -1.
+        let count = |n: usize| i64::try_from(n).unwrap_or(-1);
+        let n_predict = self.max_tokens.map_or(-1, count);
+        json!({
+            "n_predict": n_predict,
+            "max_tokens": n_predict,
+            "stream": self.stream,
+            "stop": self.stop,
+            "ignore_eos": self.ignore_eos,
+            "seed": s.seed,
+            "temperature": s.temperature,
+            "dynatemp_range": s.dynamic_temperature.range,
+            "dynatemp_exponent": s.dynamic_temperature.exponent,
+            "top_k": s.top_k,
+            "top_p": s.top_p,
+            "min_p": s.min_p,
+            "typical_p": s.typical_p,
+            "top_n_sigma": s.top_n_sigma,
+            "xtc_probability": s.xtc.probability,
+            "xtc_threshold": s.xtc.threshold,
+            "repeat_last_n": count(s.penalty_last_n),
+            "repeat_penalty": s.repeat_penalty,
+            "presence_penalty": s.presence_penalty,
+            "frequency_penalty": s.frequency_penalty,
+            "dry_multiplier": s.dry.multiplier,
+            "dry_base": s.dry.base,
+            "dry_allowed_length": s.dry.allowed_length,
+            "dry_penalty_last_n": count(s.dry.last_n),
+            "dry_sequence_breakers": s.dry.sequence_breakers,
+            "mirostat": if s.mirostat.is_some() { 2 } else { 0 },
+            "mirostat_tau": mirostat.tau,
+            "mirostat_eta": mirostat.eta,
+            "samplers": samplers.collect::<Vec<_>>(),
+            "logit_bias": biases.collect::<Vec<_>>(),
+        })
     }
 
     /// Returns the requests for the answers to a prompt. Their seeds differ.
@@ -214,9 +265,10 @@ fn sampling(fields: &mut Fields, limits: &Limits) -> Result<SamplingParams, ApiE
         2 => s.mirostat = Some(Mirostat::default()),
         _ => return Err(ApiError::field("mirostat", "use 0 (off) or 2")),
     }
+    let (tau, eta) = (fields.take("mirostat_tau")?, fields.take("mirostat_eta")?);
     if let Some(mirostat) = &mut s.mirostat {
-        mirostat.tau = fields.take("mirostat_tau")?.unwrap_or(mirostat.tau);
-        mirostat.eta = fields.take("mirostat_eta")?.unwrap_or(mirostat.eta);
+        mirostat.tau = tau.unwrap_or(mirostat.tau);
+        mirostat.eta = eta.unwrap_or(mirostat.eta);
     }
     if let Some(names) = fields.take::<Vec<String>>("samplers")? {
         let kinds = names.iter().map(|name| name.parse::<SamplerKind>());

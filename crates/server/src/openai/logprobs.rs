@@ -28,6 +28,7 @@ fn shown<'t>(tokenizer: &Tokenizer, tokens: &'t [Token]) -> impl Iterator<Item =
 
 fn entry(tokenizer: &Tokenizer, id: TokenId, logprob: f32) -> Value {
     json!({
+        "id": id,
         "token": text_of(tokenizer, id),
         "logprob": finite(logprob),
         "bytes": tokenizer.token_bytes(id),

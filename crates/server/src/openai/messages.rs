@@ -38,6 +38,12 @@ fn of_message(message: Value) -> Result<Value, String> {
         Some(role) if ROLES.contains(&role) => role.to_string(),
         _ => return Err(format!("role: use one of {}", ROLES.join(", "))),
     };
+    for name in ["reasoning_content", "tool_call_id"] {
+        let value = message.get(name);
+        if value.is_some_and(|text| !text.is_null() && !text.is_string()) {
+            return Err(format!("{name}: use a text"));
+        }
+    }
     // Few templates know the newer name.
     if role == "developer" {
         message.insert("role".into(), "system".into());
@@ -152,8 +158,19 @@ pub(crate) fn check_tools(tools: &[Value], limits: &Limits) -> Result<(), ApiErr
         if tool.get("type").is_some_and(|kind| kind != "function") {
             return wrong("this server knows tools of the type function only");
         }
-        if !tool.pointer("/function/name").is_some_and(Value::is_string) {
+        let Some(function) = tool.get("function").and_then(Value::as_object) else {
             return wrong("a tool needs a function with a name");
+        };
+        if !function.get("name").is_some_and(Value::is_string) {
+            return wrong("a tool needs a function with a name");
+        }
+        let description = function.get("description");
+        if description.is_some_and(|text| !text.is_null() && !text.is_string()) {
+            return wrong("the description of a function is a text");
+        }
+        let parameters = function.get("parameters");
+        if parameters.is_some_and(|schema| !schema.is_null() && !schema.is_object()) {
+            return wrong("the parameters of a function are a JSON schema");
         }
     }
     Ok(())
@@ -206,6 +223,10 @@ mod tests {
             (json!(1), "an object"),
             (json!({"role": "root", "content": ""}), "role"),
             (json!({"role": "user"}), "a text is needed"),
+            (
+                json!({"role": "assistant", "content": "", "reasoning_content": []}),
+                "reasoning_content",
+            ),
             (json!({"role": "user", "content": 1}), "use a text"),
             (
                 json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),

@@ -18,15 +18,21 @@ use axum::routing::{delete, get, post};
 
 use crate::app::App;
 
-/// The routes that need a key for answers.
+/// The routes that need a key for answers. Those without `/v1` are for clients of llama-server and of Jina's rerankers.
 pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
+        .route("/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
         .route("/v1/responses", post(responses::create))
+        .route("/responses", post(responses::create))
         .route("/v1/responses/{id}", delete(responses::delete))
         .route("/v1/embeddings", post(embeddings::embed))
         .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v1/reranking", post(embeddings::rerank))
+        .route("/rerank", post(embeddings::rerank))
+        .route("/reranking", post(embeddings::rerank))
         .route("/v1/models", get(models::list))
+        .route("/models", get(models::list))
         .route("/v1/models/{id}", get(models::one))
 }

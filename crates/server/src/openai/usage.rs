@@ -1,5 +1,7 @@
 //! The counts and times that answers carry.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -22,21 +24,19 @@ pub(crate) struct Timings {
     cache_n: usize,
     prompt_n: usize,
     prompt_ms: f64,
+    prompt_per_token_ms: f64,
     prompt_per_second: f64,
     predicted_n: usize,
     predicted_ms: f64,
+    predicted_per_token_ms: f64,
     predicted_per_second: f64,
 }
 
 impl Timings {
     pub(crate) fn new(totals: &Totals) -> Timings {
-        let rate = |n: usize, seconds: f64| {
-            if seconds > 0.0 {
-                n as f64 / seconds
-            } else {
-                0.0
-            }
-        };
+        let share = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        let rate = |n: usize, time: Duration| share(n as f64, time.as_secs_f64());
+        let each = |time: Duration, n: usize| share(time.as_secs_f64() * 1e3, n as f64);
         let prompt_n = totals.prompt_tokens.saturating_sub(totals.cached_tokens);
         let (prompt, decode) = (totals.prompt_time, totals.decode_time);
         // The first token comes with the end of the prompt.
@@ -46,10 +46,12 @@ impl Timings {
             cache_n: totals.cached_tokens,
             prompt_n,
             prompt_ms: prompt.as_secs_f64() * 1e3,
-            prompt_per_second: rate(prompt_n, prompt.as_secs_f64()),
+            prompt_per_token_ms: each(prompt, prompt_n),
+            prompt_per_second: rate(prompt_n, prompt),
             predicted_n: totals.completion_tokens,
             predicted_ms: decode.as_secs_f64() * 1e3,
-            predicted_per_second: rate(n_decoded, decode.as_secs_f64()),
+            predicted_per_token_ms: each(decode, n_decoded),
+            predicted_per_second: rate(n_decoded, decode),
         }
     }
 }

@@ -184,6 +184,13 @@ impl TestServer {
         Self::reply(request.call().unwrap())
     }
 
+    /// Sends a request without a body.
+    pub(crate) fn ask(&self, method: &str, path: &str) -> Reply {
+        let request = ureq::http::Request::builder().method(method);
+        let request = request.uri(format!("{}{path}", self.url)).body(());
+        Self::reply(Self::agent().run(request.unwrap()).unwrap())
+    }
+
     pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {
         self.send(path, body.to_string().as_bytes(), &[])
     }

@@ -62,6 +62,38 @@ fn wrong_fields_are_named() {
     ] {
         ask(name, value).error(400);
     }
+    // Fields inside of others.
+    for (name, value) in [
+        ("stream_options", json!({"include_usage": "yes"})),
+        (
+            "tools",
+            json!([{"type": "function", "function": {"name": "f", "parameters": []}}]),
+        ),
+        (
+            "tools",
+            json!([{"type": "function", "function": {"name": "f", "description": 1}}]),
+        ),
+    ] {
+        ask(name, value).error(400);
+    }
+    for (path, name, value) in [
+        ("/v1/messages", "metadata", json!([])),
+        ("/v1/messages", "thinking", json!({"type": 1})),
+        ("/v1/messages", "tool_choice", json!({"type": 1})),
+        (
+            "/v1/messages",
+            "tools",
+            json!([{"name": "f", "input_schema": 1}]),
+        ),
+        ("/api/chat", "think", json!([])),
+        ("/v1/responses", "reasoning", json!({"effort": 1})),
+        ("/v1/responses", "text", json!({"format": "json"})),
+    ] {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "input": "Hi", "max_tokens": 1});
+        body[name] = value;
+        let reply = server.post(path, &body);
+        assert_eq!(reply.status, 400, "{path} {body}: {}", reply.text);
+    }
     // Values that clients send and that change nothing.
     for (name, value) in [
         ("seed", json!(-1)),

@@ -5,6 +5,7 @@ use std::fs;
 use rocmforge_engine::serve::ServeOptions;
 use rocmforge_gguf::{Gguf, LoadMode, OwnedValue, Writer};
 use rocmforge_model::Purpose;
+use rocmforge_server::Model;
 use serde_json::{Value, json};
 
 use crate::client::{FORGE_MINI, TestServer, local, model, small, start};
@@ -12,8 +13,8 @@ use crate::client::{FORGE_MINI, TestServer, local, model, small, start};
 /// Tokens of forge-mini that mark a gap in these tests.
 const MARKS: [u32; 5] = [4000, 4001, 4002, 4003, 4004];
 
-/// A server with forge-mini as a model for code.
-fn with_marks() -> TestServer {
+/// forge-mini as a model for code.
+pub(crate) fn with_marks() -> Model {
     let file = Gguf::open(FORGE_MINI.as_ref(), LoadMode::Mmap).unwrap();
     let mut writer = Writer::new("");
     for (key, value) in file.metadata().iter() {
@@ -30,14 +31,13 @@ fn with_marks() -> TestServer {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("code.gguf");
     fs::write(&path, writer.to_vec().unwrap()).unwrap();
-    let model = model(
+    model(
         "code",
         &path,
         Purpose::Text,
         small(),
         ServeOptions::default(),
-    );
-    TestServer::start(local(), vec![model])
+    )
 }
 
 fn ids(server: &TestServer, text: &str) -> Vec<u64> {
@@ -124,7 +124,7 @@ fn completions_are_those_of_openais_route() {
 
 #[test]
 fn gaps_are_filled() {
-    let server = with_marks();
+    let server = TestServer::start(local(), vec![with_marks()]);
     let [pre, suf, mid, rep, sep] = MARKS.map(u64::from);
     let (before, rest) = (
         ids(&server, "def add(a, b):"),
@@ -210,4 +210,68 @@ fn models_without_marks_say_so() {
             &json!({"prompt": "a", "suffix": "", "max_tokens": 2}),
         )
         .ok();
+}
+
+#[test]
+fn answers_say_how_they_were_made() {
+    let server = start();
+    let body = json!({"prompt": "Once upon a time", "temperature": 0.5, "seed": 7, "n_predict": 3, "n_probs": 2,
+        "stop": ["xyz"], "logit_bias": [[5, false]], "repeat_last_n": -1});
+    let whole = server.post("/completion", &body).ok();
+    let settings = &whole["generation_settings"];
+    for (name, value) in [
+        ("temperature", json!(0.5)),
+        ("seed", json!(7)),
+        ("n_predict", json!(3)),
+        ("top_k", json!(40)),
+        ("repeat_last_n", json!(-1)),
+        ("stop", json!(["xyz"])),
+        ("logit_bias", json!([{"token": 5, "bias": null}])),
+    ] {
+        assert_eq!(settings[name], value, "{name}");
+    }
+    let best = &whole["completion_probabilities"][0];
+    assert!(best["top_logprobs"][1]["id"].is_u64(), "{best}");
+    let timings = &whole["timings"];
+    let time = |name: &str| timings[name].as_f64().unwrap();
+    let n_prompt = time("prompt_n") * time("prompt_per_token_ms");
+    assert!((n_prompt - time("prompt_ms")).abs() < 1e-6);
+    let n_predicted = 2.0 * time("predicted_per_token_ms");
+    assert!((n_predicted - time("predicted_ms")).abs() < 1e-6);
+
+    // Editors ask for what they read.
+    let mut body = body;
+    body["response_fields"] = json!(["content", "generation_settings/seed", "no/such"]);
+    let expected = json!({"content": whole["content"], "generation_settings/seed": 7});
+    assert_eq!(server.post("/completion", &body).ok(), expected);
+
+    let full = server
+        .post("/completion", &json!({"prompt": "a", "ignore_eos": true}))
+        .ok();
+    assert_eq!(
+        (&full["truncated"], &full["stop_type"]),
+        (&json!(true), &json!("limit"))
+    );
+    let text = full["content"].as_str().unwrap();
+    assert_eq!(full["has_new_line"], text.contains('\n'));
+    assert_eq!(whole["truncated"], false);
+}
+
+#[test]
+fn routes_have_llama_servers_names() {
+    let server = start();
+    let models = server.get("/v1/models").ok();
+    assert_eq!(server.get("/models").ok(), models);
+    let body =
+        json!({"messages": [{"role": "user", "content": "Hi"}], "n_predict": 2, "temperature": 0});
+    let answer = server.post("/chat/completions", &body).ok();
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
+    for path in ["/rerank", "/reranking", "/v1/reranking"] {
+        let body = json!({"query": "a", "documents": ["b"]});
+        server.post(path, &body).error(501);
+    }
+    let mut both = body;
+    both["add_generation_prompt"] = true.into();
+    both["continue_final_message"] = true.into();
+    server.post("/chat/completions", &both).error(400);
 }

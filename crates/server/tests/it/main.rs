@@ -15,6 +15,7 @@ mod llama;
 mod load;
 mod metrics;
 mod ollama;
+mod openapi;
 mod page;
 mod responses;
 mod structured;

@@ -81,7 +81,7 @@ pub(crate) async fn create(
     let reader = prompt.reader();
     let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
-    let id = app.new_id("resp");
+    let id = app.new_id("resp_");
     let mut head = json!({
         "id": id,
         "object": "response",
@@ -140,8 +140,8 @@ pub(crate) fn read_input(fields: &mut Fields) -> Result<(), ApiError> {
     input::messages(&items)?;
     let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
     input::tools(&tools)?;
-    let text: Map<String, Value> = fields.take("text")?.unwrap_or_default();
-    let format = text.get("format").and_then(Value::as_object);
+    let format: Option<Map<String, Value>> = fields.take_fields("text")?.take("format")?;
+    let format = format.as_ref();
     format.map(|format| of_format(format, "text")).transpose()?;
     Ok(())
 }
@@ -180,20 +180,18 @@ fn read(fields: &mut Fields, app: &App, kept: &mut Kept) -> Result<Asked, ApiErr
         _ => Some(named(&choice)?),
     };
     let parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
-    let text: Map<String, Value> = fields.take("text")?.unwrap_or_default();
-    let format = text.get("format").and_then(Value::as_object);
-    let structure = format.map(|format| of_format(format, "text"));
+    let format: Option<Map<String, Value>> = fields.take_fields("text")?.take("format")?;
+    let structure = format.as_ref().map(|format| of_format(format, "text"));
     let structure = structure.transpose()?.flatten();
-    let format = format.map_or_else(|| json!({ "type": "text" }), |format| json!(format));
+    let format = format.map_or_else(|| json!({ "type": "text" }), Value::Object);
     let mut variables: Map<String, Value> =
         fields.take("chat_template_kwargs")?.unwrap_or_default();
-    let reasoning: Map<String, Value> = fields.take("reasoning")?.unwrap_or_default();
-    let effort = reasoning.get("effort").and_then(Value::as_str);
-    if let Some(effort) = effort {
-        variables
-            .entry("enable_thinking")
-            .or_insert((effort != "none").into());
-        variables.entry("reasoning_effort").or_insert(effort.into());
+    let effort: Option<String> = fields.take_fields("reasoning")?.take("effort")?;
+    if let Some(effort) = &effort {
+        let thinks = effort != "none";
+        variables.entry("enable_thinking").or_insert(thinks.into());
+        let effort = effort.as_str().into();
+        variables.entry("reasoning_effort").or_insert(effort);
     }
     let echo = json!({
         "instructions": instructions,

@@ -65,7 +65,7 @@ impl Response {
 
     /// Returns the id of an item of this response.
     pub(super) fn item_id(&self, kind: &str, at: usize) -> String {
-        format!("{kind}_{}_{at}", self.id.trim_start_matches("resp-"))
+        format!("{kind}_{}_{at}", self.id.trim_start_matches("resp_"))
     }
 
     /// Returns the response before its end.
