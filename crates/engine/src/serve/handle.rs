@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use super::mailbox::{Mailbox, Outbox};
-use super::stream::EventStream;
+use super::stream::{EventStream, Watch};
 use crate::engine::Engine;
 use crate::error::{EngineError, RequestError};
 use crate::event::Failure;
@@ -12,7 +12,7 @@ use crate::intake::Intake;
 use crate::request::{PromptOutput, Request, RequestId};
 use crate::sequence::Sequence;
 use crate::stats::EngineStats;
-use rocmforge_runtime::BackendInfo;
+use rocmforge_runtime::{BackendInfo, PrefixSharing};
 
 /// What clients ask of the engine's thread.
 pub(super) enum Command {
@@ -28,6 +28,7 @@ pub(super) enum Command {
 pub(super) struct Shared {
     intake: Arc<Intake>,
     info: BackendInfo,
+    block_tokens: usize,
     max_waiting: usize,
     /// Requests that clients have submitted.
     n_submitted: AtomicU64,
@@ -80,6 +81,7 @@ impl Handle {
         let shared = Shared {
             intake: Arc::clone(engine.intake()),
             info: engine.backend_info().clone(),
+            block_tokens: engine.block_tokens(),
             max_waiting,
             n_submitted: AtomicU64::new(engine.n_left_queue()),
             n_left_queue: AtomicU64::new(engine.n_left_queue()),
@@ -118,7 +120,12 @@ impl Handle {
             }
             let sequence = self.shared.intake.prepare(request)?;
             let mailbox = Arc::new(Mailbox::default());
-            streams.push((sequence.id, Arc::clone(&mailbox)));
+            let watch = Watch {
+                id: sequence.id,
+                handle: self.clone(),
+                progress: Arc::clone(&sequence.progress),
+            };
+            streams.push((watch, Arc::clone(&mailbox)));
             submitted.push((sequence, Outbox(mailbox)));
         }
         self.take_places(submitted.len() as u64)?;
@@ -126,7 +133,7 @@ impl Handle {
         self.commands
             .send(command)
             .map_err(|_| SubmitError::Stopped)?;
-        let stream = |(id, mailbox)| EventStream::new(id, mailbox, self.clone());
+        let stream = |(watch, mailbox)| EventStream::new(watch, mailbox);
         Ok(streams.into_iter().map(stream).collect())
     }
 
@@ -163,6 +170,16 @@ impl Handle {
     /// Returns the context size: the number of positions of one sequence.
     pub fn n_ctx(&self) -> usize {
         self.shared.intake.limits.n_ctx
+    }
+
+    /// Returns the tokens of a block of the KV cache.
+    pub fn block_tokens(&self) -> usize {
+        self.shared.block_tokens
+    }
+
+    /// Returns whether requests use what earlier ones left in the cache.
+    pub fn prefix_sharing(&self) -> PrefixSharing {
+        self.shared.intake.limits.prefix_sharing
     }
 
     /// Describes the backend that the engine was started with.

@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 pub use handle::{Handle, SubmitError};
 use rocmforge_runtime::Executor;
-pub use stream::{EventStream, PromptScore, StreamEvent, Token, Waited};
+pub use stream::{EventStream, PromptScore, StreamEvent, Token, Waited, Watch};
 use worker::Worker;
 
 /// Starts a backend again after the device failed.
