@@ -11,6 +11,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
+use crate::admin::control::Control;
 use crate::config::{Config, Limits};
 use crate::http::auth::{self, Caller};
 use crate::http::error::ApiError;
@@ -18,12 +19,13 @@ use crate::http::fields::Fields;
 use crate::http::keys::Keys;
 use crate::observe::access_log;
 use crate::observe::metrics::Metrics;
+use crate::observe::requests::Requests;
 use crate::openai::responses::Store;
 use crate::serving::choices::Ticket;
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::{Model, Served};
 use crate::serving::workers::Workers;
-use crate::{anthropic, llama, ollama, openai, page};
+use crate::{admin, anthropic, llama, ollama, openai, page};
 
 /// Fields of a request that the server does not know.
 const IGNORED: &str = "x-ignored-fields";
@@ -39,9 +41,11 @@ pub(crate) struct App {
     /// Whether the server listens on loopback only.
     pub(crate) is_local: bool,
     pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) control: Control,
     pub(crate) workers: Workers,
     /// Responses that clients may continue.
     pub(crate) responses: Store,
+    pub(crate) requests: Arc<Requests>,
     metrics: Metrics,
     /// Ids begin with it, so that those of two servers differ.
     instance: u64,
@@ -63,8 +67,10 @@ impl App {
             limits: config.limits.clone(),
             is_local: config.address.ip().is_loopback(),
             lifecycle: Arc::new(Lifecycle::new()),
+            control: Control::new(config),
             workers: Workers::new(n_cores.clamp(2, 32)),
             responses: Store::default(),
+            requests: Arc::default(),
             metrics,
             instance: rocmforge::parts::random_seed(),
             n_ids: AtomicU64::new(0),
@@ -119,8 +125,9 @@ impl App {
     /// The server is about to end, or the key has reached a limit.
     pub(crate) fn admit(&self, caller: &Caller) -> Result<Ticket, ApiError> {
         Ok(Ticket {
-            place: caller.0.as_ref().map(|key| key.admit()).transpose()?,
+            place: caller.key.as_ref().map(|key| key.admit()).transpose()?,
             _under_way: self.lifecycle.admit()?,
+            listed: self.requests.begin(caller, || self.new_id("req")),
         })
     }
 
@@ -155,6 +162,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .merge(llama::routes())
         .merge(ollama::routes())
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::infer));
+    let admin = admin::routes().route_layer(from_fn_with_state(Arc::clone(&app), auth::admin));
     let metrics = Router::new()
         .route("/metrics", get(metrics))
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::metrics));
@@ -163,6 +171,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .merge(llama::probes())
         .merge(infer)
         .merge(metrics)
+        .merge(admin)
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&app), auth::host_and_id))

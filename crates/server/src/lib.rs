@@ -6,6 +6,7 @@
 //! and what a slow client has not read is merged.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod anthropic;
 mod app;
 mod base64;

@@ -98,6 +98,7 @@ pub(crate) fn events<E: Encoder>(
     lifecycle: &Lifecycle,
     ping_interval: Duration,
 ) -> Response {
+    choices.are_streamed();
     let pump = Pump {
         choices,
         encoder,

@@ -55,7 +55,7 @@ pub(crate) struct ModelMetrics {
     preemptions: IntCounter,
     failed_steps: IntCounter,
     ended: [IntCounter; 4],
-    aborts: IntCounter,
+    aborts: [IntCounter; 2],
     running: IntGauge,
     waiting: IntGauge,
     kv_usage: Gauge,
@@ -80,6 +80,17 @@ struct Pace {
 
 /// Values of the label `finished_reason`, in the order of [`ModelMetrics::ended`].
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+/// Who cut an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Cause {
+    /// The client left.
+    Client,
+    Owner,
+}
+
+/// Values of the label `cause`, in the order of [`Cause`].
+const CAUSES: [&str; 2] = ["client", "owner"];
 
 impl Metrics {
     pub(crate) fn new() -> Metrics {
@@ -229,7 +240,7 @@ impl Metrics {
             preemptions,
             failed_steps: failed,
             ended: REASONS.map(ended),
-            aborts: self.aborts.with_label_values(&[name, "client"]),
+            aborts: CAUSES.map(|cause| self.aborts.with_label_values(&[name, cause])),
             running,
             waiting,
             kv_usage: self.kv_usage.with_label_values(&labels),
@@ -323,10 +334,10 @@ impl ModelMetrics {
         self.ended[3].inc();
     }
 
-    /// Counts answers that their client did not wait for.
-    pub(crate) fn aborted(&self, n: usize) {
+    /// Counts answers that were cut.
+    pub(crate) fn aborted(&self, cause: Cause, n: usize) {
         self.ended[2].inc_by(n as u64);
-        self.aborts.inc_by(n as u64);
+        self.aborts[cause as usize].inc_by(n as u64);
     }
 
     /// Takes the sums of a request that has ended.

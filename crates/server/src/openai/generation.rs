@@ -69,7 +69,7 @@ impl Generation {
             return Err(ApiError::field("max_tokens", "use 1 or more"));
         }
         let asked: i32 = fields.take("priority")?.unwrap_or(0);
-        let most = caller.0.as_ref().and_then(|key| key.max_priority);
+        let most = caller.key.as_ref().and_then(|key| key.max_priority);
         Ok(Generation {
             n,
             stream,

@@ -86,6 +86,15 @@ pub(crate) fn small() -> EngineConfig {
     }
 }
 
+/// A context in which an answer takes seconds.
+pub(crate) fn roomy() -> EngineConfig {
+    EngineConfig {
+        n_ctx: Some(16_384),
+        kv_tokens: KvTokens::Exactly(65_536),
+        ..small()
+    }
+}
+
 /// Loads a model file for a server.
 pub(crate) fn model(
     name: &str,
@@ -171,6 +180,18 @@ impl TestServer {
     pub(crate) fn get(&self, path: &str) -> Reply {
         let response = Self::agent().get(format!("{}{path}", self.url)).call();
         Self::reply(response.unwrap())
+    }
+
+    /// Sends a request without a body.
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Reply {
+        let mut request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.url));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(()).unwrap();
+        Self::reply(Self::agent().run(request).unwrap())
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {

@@ -1,5 +1,6 @@
 //! The server over real connections, with forge-mini on the CPU.
 
+mod admin;
 mod anthropic;
 mod chat;
 mod client;
