@@ -27,4 +27,5 @@ pub use config::{Config, Limits};
 pub use http::keys::{Keys, KeysError, NewKey};
 pub use http::tls::{Tls, TlsError};
 pub use run::{Server, ServerError, Stopper};
+pub use serving::costs::Costs;
 pub use serving::model::Model;

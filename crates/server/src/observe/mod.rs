@@ -3,3 +3,4 @@
 pub(crate) mod access_log;
 pub(crate) mod metrics;
 pub(crate) mod requests;
+pub(crate) mod steps;

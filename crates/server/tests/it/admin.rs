@@ -6,7 +6,7 @@ use rocmforge_engine::EngineConfig;
 use rocmforge_server::{Keys, NewKey};
 use serde_json::{Value, json};
 
-use crate::client::{Reply, TestServer, forge_mini, local, roomy, small, start};
+use crate::client::{FORGE_MINI, Reply, TestServer, forge_mini, local, roomy, small, start};
 
 const COMPLETIONS: &str = "/v1/completions";
 const TABLE: &str = "/admin/requests";
@@ -146,6 +146,7 @@ fn only_the_owner_may_administer() {
         ("DELETE", "/admin/requests/x"),
         ("POST", "/admin/drain"),
         ("POST", "/admin/reload"),
+        ("GET", "/admin/profile"),
     ] {
         server.ask(method, path, &[]).error(401);
         ask(method, path, &user).error(403);
@@ -165,7 +166,7 @@ fn no_page_of_another_site_may_administer() {
         ("host", "example.com"),
     ] {
         server.ask("POST", "/admin/drain", &[header]).error(403);
-        server.ask("GET", TABLE, &[header]).error(403);
+        server.ask("GET", "/admin/profile", &[header]).error(403);
     }
     let own = [
         ("origin", server.url.as_str()),
@@ -221,4 +222,162 @@ fn the_owner_changes_keys_while_the_server_runs() {
             .contains("line 1")
     );
     models(&user).ok();
+}
+
+/// Returns the numbers of a list of objects.
+fn numbers(list: &Value, name: &str) -> Vec<f64> {
+    let objects = list.as_array().unwrap().iter();
+    objects
+        .map(|object| object[name].as_f64().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_profile_has_each_step_of_live_traffic() {
+    let server = TestServer::start(local(), vec![forge_mini(roomy())]);
+    let mut lines = server.lines(COMPLETIONS, &long(), &[]);
+    lines.next().unwrap();
+    let profile = server.get("/admin/profile?steps=20").ok();
+    assert_eq!(profile["model"], "forge-mini");
+    assert_eq!(profile["missed_steps"], 0);
+    let steps = &profile["steps"];
+    // One sequence generates.
+    assert_eq!(numbers(steps, "decode_rows"), [1.0; 20]);
+    assert_eq!(numbers(steps, "prompt_tokens"), [0.0; 20]);
+    assert!(numbers(steps, "at_ms").is_sorted());
+    let total = &profile["total"];
+    assert_eq!(total["generated_tokens"], 20);
+    let ms: f64 = numbers(steps, "ms").iter().sum();
+    let near = |value: &Value, expected: f64| {
+        let value = value.as_f64().unwrap();
+        assert!(
+            (value / expected - 1.0).abs() < 1e-6,
+            "{value} is not {expected}"
+        );
+    };
+    near(&total["device_seconds"], ms / 1e3);
+    near(&total["step_ms"]["mean"], ms / 20.0);
+    // At the test's peaks, a step takes as long as reading its weights and computing with them: two operations for each.
+    let least = numbers(steps, "least_ms");
+    near(&total["roofline_share"], least.iter().sum::<f64>() / ms);
+    let file_bytes = std::fs::metadata(FORGE_MINI).unwrap().len() as f64;
+    let ms_to_read = file_bytes / 1e9 * 1e3;
+    assert!(
+        least
+            .iter()
+            .all(|least| (0.5 * ms_to_read..8.0 * ms_to_read).contains(least)),
+        "{least:?}"
+    );
+    let kinds: Vec<&String> = profile["kinds"].as_object().unwrap().keys().collect();
+    assert_eq!(kinds, ["decode"]);
+    assert_eq!(profile["shapes"].as_array().unwrap().len(), 1);
+    // Prompts beside it.
+    std::thread::scope(|scope| {
+        let following = scope.spawn(|| server.get("/admin/profile?steps=10000&seconds=1").ok());
+        let prompt = json!({"prompt": "word ".repeat(300), "max_tokens": 1});
+        while !following.is_finished() {
+            server.post(COMPLETIONS, &prompt).ok();
+        }
+        let profile = following.join().unwrap();
+        assert!(
+            profile["kinds"]["mixed"]["prompt_tokens"].as_u64() > Some(0),
+            "{profile}"
+        );
+    });
+    drop(lines);
+    server.wait_for("vllm:num_requests_running", 0.0);
+    let idle = server.get("/admin/profile?seconds=0.05").ok();
+    assert_eq!(
+        (&idle["total"]["steps"], &idle["steps"]),
+        (&json!(0), &json!([]))
+    );
+}
+
+#[test]
+fn a_profile_is_a_page_for_browsers() {
+    let server = start();
+    let browser = [("accept", "text/html,application/xhtml+xml")];
+    let reply = server.ask("GET", "/admin/profile?seconds=0.05", &browser);
+    assert_eq!(reply.status, 200);
+    assert_eq!(
+        reply.header("content-type"),
+        Some("text/html; charset=utf-8")
+    );
+    let policy = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';";
+    assert!(reply.text.contains(policy), "{}", reply.text);
+    assert!(reply.text.contains("Live traffic of forge-mini"));
+}
+
+#[test]
+fn profiles_are_bounded() {
+    let server = start();
+    for query in [
+        "steps=0",
+        "steps=10001",
+        "steps=-1",
+        "seconds=61",
+        "seconds=nan",
+        "seconds=x",
+    ] {
+        server.get(&format!("/admin/profile?{query}")).error(400);
+    }
+    server.get("/admin/profile?model=other").error(404);
+    std::thread::scope(|scope| {
+        let profile = || server.get("/admin/profile?seconds=2").status;
+        let asked: Vec<_> = (0..6).map(|_| scope.spawn(profile)).collect();
+        let mut statuses: Vec<u16> = asked
+            .into_iter()
+            .map(|asked| asked.join().unwrap())
+            .collect();
+        statuses.sort_unstable();
+        assert_eq!(statuses, [200, 200, 200, 200, 429, 429]);
+    });
+}
+
+#[test]
+fn metrics_count_steps() {
+    let server = start();
+    let of = |name: &str| server.metric(name);
+    let before = [
+        of("vllm:iteration_tokens_total_count"),
+        of("vllm:iteration_tokens_total_sum"),
+    ];
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 3, "ignore_eos": true});
+    let usage = &server.post(COMPLETIONS, &body).ok()["usage"];
+    // The prompt's step generates the first token, two more steps one each.
+    assert_eq!(of("vllm:iteration_tokens_total_count"), before[0] + 3.0);
+    let n_prompt = usage["prompt_tokens"].as_f64().unwrap();
+    assert_eq!(
+        of("vllm:iteration_tokens_total_sum"),
+        before[1] + n_prompt + 2.0
+    );
+    let text = server.get("/metrics").text;
+    let line = |name: &str, part: &str| {
+        let found = text
+            .lines()
+            .find(|line| line.starts_with(name) && line.contains(part));
+        found.unwrap_or_else(|| panic!("{name} {part} is not in:\n{text}"))
+    };
+    let value = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap();
+    for phase in ["decode", "prefill"] {
+        let line = line(
+            "rocmforge_device_seconds_total{",
+            &format!("phase=\"{phase}\""),
+        );
+        assert!(value(line) > 0.0, "{line}");
+    }
+    assert!(value(line("rocmforge_roofline_share{", "forge-mini")) > 0.0);
+    let cache = line("vllm:cache_config_info{", "forge-mini");
+    let label = |name: &str| {
+        let rest = cache.split(&format!("{name}=\"")).nth(1).unwrap();
+        rest.split('"').next().unwrap()
+    };
+    // `small` has a cache of 4,096 tokens.
+    let [size, n] =
+        ["block_size", "num_gpu_blocks"].map(|name| label(name).parse::<u32>().unwrap());
+    assert_eq!(size * n, 4096);
+    assert_eq!(
+        (label("cache_dtype"), label("enable_prefix_caching")),
+        ("f16", "True")
+    );
 }
