@@ -121,7 +121,10 @@ fn kinds(profile: &Profile) -> String {
         align: Align::Start,
     }];
     head.extend(columns());
-    let mut table = Table::new("Steps by kind", &head);
+    let mut table = Table::new(
+        "decode: answers; prefill: prompts; mixed: both in one step",
+        &head,
+    );
     for (kind, sums) in &profile.kinds {
         let mut row = vec![Cell::text(kind)];
         row.extend(cells(sums));
@@ -136,7 +139,7 @@ fn shapes(profile: &Profile) -> String {
         column("Prompt tokens", "Tokens of prompts, at most"),
     ];
     head.extend(columns());
-    let mut table = Table::new("Steps by shape", &head);
+    let mut table = Table::new("Numbers of rows are rounded up to powers of two", &head);
     for shape in &profile.shapes {
         let number = |n: usize| Cell::number(Some(n as f64), |n| count(n as u64));
         let mut row = vec![number(shape.decode_rows), number(shape.prompt_tokens)];

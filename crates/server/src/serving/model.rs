@@ -30,6 +30,7 @@ pub struct Model {
     pub gguf: Arc<Gguf>,
     /// What it returns for a text, if it was loaded for embeddings.
     pub embedding: Option<Embedding>,
+    /// What its steps cost at least.
     pub costs: Costs,
 }
 
@@ -42,6 +43,7 @@ pub(crate) struct Served {
     pub(crate) gguf: Arc<Gguf>,
     pub(crate) embedding: Option<Embedding>,
     pub(crate) costs: Costs,
+    /// What its engine computed.
     pub(crate) steps: Arc<Steps>,
     /// How it writes reasoning and calls of tools.
     pub(crate) format: Format,

@@ -2,6 +2,7 @@
 
 mod admin;
 mod anthropic;
+mod browser;
 mod chat;
 mod client;
 mod completions;
