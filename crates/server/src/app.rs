@@ -25,7 +25,7 @@ use crate::serving::choices::Ticket;
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::{Model, Served};
 use crate::serving::workers::Workers;
-use crate::{admin, anthropic, llama, ollama, openai, page};
+use crate::{anthropic, llama, ollama, openai, page};
 
 /// Fields of a request that the server does not know.
 const IGNORED: &str = "x-ignored-fields";
@@ -127,7 +127,7 @@ impl App {
         Ok(Ticket {
             place: caller.key.as_ref().map(|key| key.admit()).transpose()?,
             _under_way: self.lifecycle.admit()?,
-            listed: self.requests.begin(caller, || self.new_id("req")),
+            listed: self.requests.begin(caller.asked(), || self.new_id("req")),
         })
     }
 
@@ -155,14 +155,14 @@ impl App {
     }
 }
 
-/// Returns the table of routes.
-pub(crate) fn router(app: Arc<App>) -> Router {
+/// Returns the table of routes; `admin` are those of the server's owner.
+pub(crate) fn router(app: Arc<App>, admin: Router<Arc<App>>) -> Router {
     let infer = openai::routes()
         .merge(anthropic::routes())
         .merge(llama::routes())
         .merge(ollama::routes())
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::infer));
-    let admin = admin::routes().route_layer(from_fn_with_state(Arc::clone(&app), auth::admin));
+    let admin = admin.route_layer(from_fn_with_state(Arc::clone(&app), auth::admin));
     let metrics = Router::new()
         .route("/metrics", get(metrics))
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::metrics));

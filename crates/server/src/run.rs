@@ -10,6 +10,7 @@ use axum::http::{Request, StatusCode, header};
 use serde_json::json;
 use tower::ServiceExt as _;
 
+use crate::admin;
 use crate::app::{App, router};
 use crate::config::Config;
 use crate::http::auth::Caller;
@@ -61,13 +62,15 @@ impl Stopper {
     /// Refuses new requests, finishes running ones within the configured time, and ends the server. Does not wait.
     pub fn stop(&self) {
         let app = Arc::clone(&self.app);
-        self.runtime.spawn(async move { app.drain().await });
+        self.runtime
+            .spawn(async move { app.control.drain(&app.lifecycle).await });
     }
 
     /// Reads keys and certificates again. A server without either stops, as programs do whose terminal is closed.
     fn reload(&self) {
-        match self.app.control.has_files() {
-            true => drop(self.app.reload()),
+        let app = &self.app;
+        match app.control.has_files() {
+            true => drop(app.control.reload(|keys| app.set_keys(keys))),
             false => self.stop(),
         }
     }
@@ -143,7 +146,7 @@ impl Server {
             runtime: tokio::runtime::Handle::current(),
             app: Arc::clone(&self.app),
         };
-        let router = router(Arc::clone(&self.app));
+        let router = router(Arc::clone(&self.app), admin::routes());
         let connections = connections::serve(
             listener,
             router,

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::app::App;
 use crate::config::Config;
 use crate::http::keys::Keys;
 use crate::http::tls::Tls;
+use crate::serving::lifecycle::Lifecycle;
 
 /// What the server needs for its end and for reading its files again.
 pub(crate) struct Control {
@@ -41,40 +41,32 @@ impl Control {
     pub(crate) fn has_files(&self) -> bool {
         self.keys_file.is_some() || self.tls.is_some()
     }
-}
 
-impl App {
     /// Refuses new requests, finishes running ones within the configured time, and ends the server.
-    pub(crate) async fn drain(&self) {
-        self.lifecycle.drain(self.control.drain_timeout).await;
+    pub(crate) async fn drain(&self, lifecycle: &Lifecycle) {
+        lifecycle.drain(self.drain_timeout).await;
     }
 
     /// Reads keys and certificates again. What is damaged stays as it was.
-    pub(crate) fn reload(&self) -> Reloaded {
-        let control = &self.control;
-        let keys = control
-            .keys_file
-            .as_deref()
-            .map(|path| match Keys::read(path) {
-                Ok(keys) => {
-                    self.set_keys(keys);
-                    Ok("keys")
-                }
-                Err(error) => Err(error.to_string()),
-            });
-        let tls = control.tls.as_ref().map(|tls| match tls.read_again() {
-            Ok(()) => Ok("certificates"),
-            Err(error) => Err(error.to_string()),
+    pub(crate) fn reload(&self, set_keys: impl FnOnce(Keys)) -> Reloaded {
+        let keys = self.keys_file.as_deref().map(|path| {
+            let keys = Keys::read(path).map_err(|error| error.to_string())?;
+            set_keys(keys);
+            Ok::<_, String>("keys")
+        });
+        let tls = self.tls.as_ref().map(|tls| {
+            tls.read_again().map_err(|error| error.to_string())?;
+            Ok::<_, String>("certificates")
         });
         let mut reloaded = Reloaded::default();
         for result in [keys, tls].into_iter().flatten() {
             match result {
                 Ok(what) => {
-                    (control.notice)(&format!("notice: the {what} were read again"));
+                    (self.notice)(&format!("notice: the {what} were read again"));
                     reloaded.read.push(what);
                 }
                 Err(error) => {
-                    (control.notice)(&format!("error: {error}; what was read before stays"));
+                    (self.notice)(&format!("error: {error}; what was read before stays"));
                     reloaded.errors.push(error);
                 }
             }

@@ -105,14 +105,14 @@ fn wants_page(headers: &HeaderMap) -> bool {
 /// `POST /admin/drain`
 async fn drain(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let n_under_way = app.requests.rows().len();
-    tokio::spawn(async move { app.drain().await });
+    tokio::spawn(async move { app.control.drain(&app.lifecycle).await });
     let body = json!({ "draining": true, "under_way": n_under_way });
     (StatusCode::ACCEPTED, Json(body))
 }
 
 /// `POST /admin/reload`
 async fn reload(State(app): State<Arc<App>>) -> (StatusCode, Json<Reloaded>) {
-    let reloaded = app.reload();
+    let reloaded = app.control.reload(|keys| app.set_keys(keys));
     let status = match reloaded.errors.is_empty() {
         true => StatusCode::OK,
         false => StatusCode::INTERNAL_SERVER_ERROR,

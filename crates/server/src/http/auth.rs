@@ -12,6 +12,7 @@ use super::error::ApiError;
 use super::keys::{Key, Scope};
 use crate::anthropic::AnthropicError;
 use crate::app::App;
+use crate::observe::requests::Asked;
 use crate::ollama::OllamaError;
 
 /// The header with the id of a request.
@@ -35,6 +36,15 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
+    /// Returns what the owner may know of the request.
+    pub(crate) fn asked(&self) -> Asked {
+        Asked {
+            id: self.id.clone(),
+            route: self.route.clone(),
+            key: self.key.as_ref().map(|key| key.name.clone()),
+        }
+    }
+
     /// Caches of callers with different salts are apart.
     pub(crate) fn cache_salt(&self, own: Option<String>) -> Option<String> {
         match (&self.key, own) {

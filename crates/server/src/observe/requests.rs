@@ -14,11 +14,17 @@ use rocmforge_engine::RequestState;
 use rocmforge_engine::serve::Watch;
 use serde::Serialize;
 
-use crate::http::auth::Caller;
-
 /// All requests that are under way, by id.
 #[derive(Default)]
 pub(crate) struct Requests(Mutex<HashMap<String, Arc<Entry>>>);
+
+/// What a client asked for.
+pub(crate) struct Asked {
+    pub(crate) id: String,
+    pub(crate) route: String,
+    /// Name of the client's key.
+    pub(crate) key: Option<String>,
+}
 
 /// A request in the table. Dropping it takes it out.
 pub(crate) struct Listed {
@@ -27,9 +33,7 @@ pub(crate) struct Listed {
 }
 
 struct Entry {
-    id: String,
-    route: String,
-    key: Option<String>,
+    asked: Asked,
     began: Instant,
     is_ended: AtomicBool,
     /// The task that waits for the answer.
@@ -79,18 +83,19 @@ impl Requests {
     /// Adds a request. `fresh_id` names it if a client gives two requests the same id.
     pub(crate) fn begin(
         self: &Arc<Requests>,
-        caller: &Caller,
+        asked: Asked,
         fresh_id: impl FnOnce() -> String,
     ) -> Listed {
         let mut table = self.lock();
-        let id = match table.contains_key(&caller.id) {
+        let id = match table.contains_key(&asked.id) {
             true => fresh_id(),
-            false => caller.id.clone(),
+            false => asked.id.clone(),
         };
         let entry = Arc::new(Entry {
-            id: id.clone(),
-            route: caller.route.clone(),
-            key: caller.key.as_ref().map(|key| key.name.clone()),
+            asked: Asked {
+                id: id.clone(),
+                ..asked
+            },
             began: Instant::now(),
             is_ended: AtomicBool::new(false),
             reader: AtomicWaker::new(),
@@ -104,7 +109,7 @@ impl Requests {
     /// Returns the table, the oldest first.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut entries: Vec<Arc<Entry>> = self.lock().values().cloned().collect();
-        entries.sort_by(|a, b| (a.began, &a.id).cmp(&(b.began, &b.id)));
+        entries.sort_by(|a, b| (a.began, &a.asked.id).cmp(&(b.began, &b.asked.id)));
         entries.iter().map(|entry| entry.row()).collect()
     }
 
@@ -152,10 +157,10 @@ impl Entry {
             RequestState::Decode => "decode",
         };
         Row {
-            id: self.id.clone(),
+            id: self.asked.id.clone(),
             model: work.model.clone(),
-            route: self.route.clone(),
-            key: self.key.clone(),
+            route: self.asked.route.clone(),
+            key: self.asked.key.clone(),
             state,
             stream: work.is_stream,
             answers: work.answers.len(),
@@ -214,6 +219,6 @@ impl Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        self.table.lock().remove(&self.entry.id);
+        self.table.lock().remove(&self.entry.asked.id);
     }
 }
