@@ -16,8 +16,9 @@ const FLOORS: &[&[&str]] = &[
     &["quantize", "runtime"],
     &["engine"],
     &["rocmforge", "evaluate", "profile"],
-    &["external", "bench", "server"],
+    &["external", "bench"],
     &["report"],
+    &["server"],
     &["cli", "fuzz"],
     &["xtask"],
 ];

@@ -32,6 +32,7 @@ mod messages;
 mod model_file;
 mod models;
 mod output;
+mod peaks;
 mod perplexity;
 mod profile;
 mod prompt;

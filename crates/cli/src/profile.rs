@@ -8,6 +8,7 @@ mod gather;
 mod runs;
 mod text;
 
+use crate::peaks::{self, Peaks};
 use crate::resolve;
 use rocmforge::parts::{Bos, encode_prompt};
 use rocmforge_engine::PrefixSharing;
@@ -18,10 +19,8 @@ use anyhow::{Context as _, Result};
 use indicatif::ProgressBar;
 use rocmforge_bench::load::Load;
 use rocmforge_bench::requests::random_prompt;
-use rocmforge_cpu::default_threads;
 use rocmforge_engine::{Device, EngineConfig};
 use rocmforge_gguf::TokenId;
-use rocmforge_profile::schema::Ceilings;
 use rocmforge_profile::timer::Collector;
 use rocmforge_runtime::gpu;
 
@@ -62,15 +61,15 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         gpu.id = gpu::first(&gpu.open).ok();
     }
     // Before the model is loaded into its memory.
-    let asked = config.device.clone();
-    let peaks = "measuring the peaks of the device";
-    interrupt.doing(peaks);
+    let doing = "measuring the peaks of the device";
+    interrupt.doing(doing);
     let spinner = match output::is_quiet() {
         true => ProgressBar::hidden(),
-        false => ProgressBar::new_spinner().with_message(peaks),
+        false => ProgressBar::new_spinner().with_message(doing),
     };
     spinner.enable_steady_tick(runs::TICK);
-    let mut ceilings = Vec::from_iter(ceilings(&config)?);
+    let peaks = Peaks::measure(&config)?;
+    let mut ceilings = Vec::from_iter(peaks.ceilings);
     spinner.finish_and_clear();
     // Resets the peak memory, which includes that measurement's (proc(5)).
     let counts_peak = std::fs::write("/proc/self/clear_refs", "5").is_ok();
@@ -125,14 +124,11 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     let peak_bytes = gather::peak_resident_bytes().filter(|_| counts_peak);
     if let Device::Cpu = session.config.device {
         // The peaks of a GPU need memory that the model has now.
-        ceilings.extend(self::ceilings(&session.config)?);
+        ceilings.extend(peaks::ceilings(&session.config)?);
     }
     let found = Found {
         args,
-        // The peaks of a GPU that was not used, or only for a part of the model, do not apply.
-        ceilings: match is_on_gpu(&asked) == is_on_gpu(&session.config.device)
-            && session.engine.backend_info().parts.is_empty()
-        {
+        ceilings: match peaks.are_of(&session.engine, &session.config) {
             true => ceilings,
             false => Vec::new(),
         },
@@ -156,19 +152,4 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         return Err(Early::Interrupted.into());
     }
     Ok(())
-}
-
-fn is_on_gpu(device: &Device) -> bool {
-    matches!(device, Device::Gpu(_))
-}
-
-/// Measures the device's peaks; `None` if that is not possible.
-fn ceilings(config: &EngineConfig) -> Result<Option<Ceilings>> {
-    match &config.device {
-        Device::Cpu => {
-            let n_threads = config.n_threads.unwrap_or_else(default_threads);
-            Ok(Some(Ceilings::of_cpu(config.isa, n_threads)))
-        }
-        Device::Gpu(gpu) => Ok(Ceilings::of_gpu(gpu)?),
-    }
 }

@@ -9,13 +9,14 @@ use rocmforge_engine::serve::{Restart, ServeOptions, serve};
 use rocmforge_engine::{Device, Engine, EngineConfig, KvTokens};
 use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::gpu::WhenIdle;
-use rocmforge_server::{Config, Keys, Limits, NewKey, Origins, Server, Tls};
+use rocmforge_server::{Config, Costs, Keys, Limits, NewKey, Origins, Server, Tls};
 use rocmforge_text::chat_template::ChatTemplate;
 use serde_json::json;
 
 use crate::args::{ModelArgs, ServeArgs};
 use crate::exit::usage;
 use crate::output::{Out, note, say};
+use crate::peaks::Peaks;
 use crate::session::{Session, Vocabulary};
 use crate::{conversation, model_file, resolve};
 
@@ -62,10 +63,13 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         true => vec![None],
         false => args.model.iter().map(Some).collect(),
     };
+    // Before the models are loaded. Without them, the server tells no share of the peaks.
+    let engine_config = resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?;
+    let peaks = Peaks::measure(&engine_config).ok();
     let mut models = Vec::new();
     for (at, path) in paths.into_iter().enumerate() {
         let name = args.alias.get(at).cloned();
-        models.push(start(args, path, name)?);
+        models.push(start(args, path, name, peaks.as_ref())?);
     }
     let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
     let server = Server::bind(config, models)?;
@@ -103,6 +107,7 @@ fn start(
     args: &ServeArgs,
     path: Option<&PathBuf>,
     name: Option<String>,
+    peaks: Option<&Peaks>,
 ) -> Result<rocmforge_server::Model> {
     let model = ModelArgs {
         model: path.cloned(),
@@ -136,7 +141,12 @@ fn start(
             session.config.clone(),
         )),
     };
+    let applies = |peaks: &&Peaks| peaks.are_of(&session.engine, &session.config);
+    let roofline = peaks
+        .filter(applies)
+        .and_then(|peaks| peaks.ceilings?.roofline());
     Ok(rocmforge_server::Model {
+        costs: Costs::new(&session.model, &session.config, roofline),
         name: name.unwrap_or_else(|| default_name(path.map(PathBuf::as_path), &session.file.label)),
         engine: serve(session.engine, options)?,
         tokenizer,

@@ -18,7 +18,7 @@ use crate::sequence::Sequence;
 use crate::sequences::Slot;
 use crate::stats::{EngineStats, Queued};
 use rocmforge_model::Model;
-use rocmforge_plan::Fusion;
+use rocmforge_plan::{BatchShape, Fusion};
 use rocmforge_runtime::tuning::TuneProgress;
 use rocmforge_runtime::{
     BackendInfo, Device, EngineConfig, Executor, Limits, OpObserver, Pending, Resolved,
@@ -41,13 +41,33 @@ pub struct Engine {
     /// Events of a step that ended with an error.
     kept: Vec<Event>,
     n_computed_steps: u64,
+    watcher: Option<StepWatcher>,
     fusion: Fusion,
 }
+
+/// A step that the device has computed.
+#[derive(Debug, Clone)]
+pub struct ComputedStep {
+    pub shape: BatchShape,
+    /// Sequences that generated.
+    pub n_decoding: usize,
+    /// Tokens of prompts.
+    pub n_prefill: usize,
+    /// From when the device was free for it to its result, by the host's clock.
+    pub time: Duration,
+    /// When its result came.
+    pub at: Instant,
+}
+
+/// Takes the steps of an engine on its thread, so it must not wait.
+pub type StepWatcher = Box<dyn FnMut(ComputedStep) + Send>;
 
 /// A step whose result has not come yet.
 struct Submitted {
     pending: Pending,
     record: StepRecord,
+    /// If somebody watches.
+    shape: Option<BatchShape>,
     at: Instant,
 }
 
@@ -123,6 +143,7 @@ impl Engine {
             steps_in_flight,
             kept: Vec::new(),
             n_computed_steps: 0,
+            watcher: None,
             fusion: Fusion::default(),
         }
     }
@@ -137,6 +158,11 @@ impl Engine {
         self.intake.limits.n_ctx
     }
 
+    /// Returns the tokens of a block of the KV cache.
+    pub(crate) fn block_tokens(&self) -> usize {
+        self.scheduler.block_tokens()
+    }
+
     pub fn backend_info(&self) -> &BackendInfo {
         self.executor.info()
     }
@@ -149,6 +175,12 @@ impl Engine {
     /// Sets the step observer, which gets the times of the following steps.
     pub fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
         self.executor.observe_steps(observer);
+    }
+
+    /// Sets what takes the shape and the time of the following steps. Unlike the observers, it changes nothing in how they
+    /// run.
+    pub fn watch_steps(&mut self, watcher: Option<StepWatcher>) {
+        self.watcher = watcher;
     }
 
     /// Autotunes the device's launches for about `budget`. Returns `None` if the device has nothing to tune.
@@ -252,7 +284,9 @@ impl Engine {
         let scheduled = self.scheduler.schedule();
         let submitted = scheduled.is_some();
         if let Some((batch, record)) = scheduled {
+            let shape = self.watcher.is_some().then(|| BatchShape::of(&batch));
             self.in_flight.push_back(Submitted {
+                shape,
                 pending: self.executor.submit(batch),
                 record,
                 at: Instant::now(),
@@ -262,6 +296,7 @@ impl Engine {
             && let Some(Submitted {
                 pending,
                 record,
+                shape,
                 at,
             }) = self.in_flight.pop_front()
         {
@@ -271,7 +306,17 @@ impl Engine {
                     // The device ran the step before until then.
                     let before = self.last_result.replace(now);
                     let since = before.map_or(at, |before| before.max(at));
-                    self.scheduler.record_time(record.load, now - since);
+                    let time = now - since;
+                    self.scheduler.record_time(record.load, time);
+                    if let (Some(watcher), Some(shape)) = (&mut self.watcher, shape) {
+                        watcher(ComputedStep {
+                            shape,
+                            n_decoding: record.load.n_decoding,
+                            n_prefill: record.load.n_prefill,
+                            time,
+                            at: now,
+                        });
+                    }
                     self.process_output(output, &record, &mut events);
                 }
                 Err(error) => match self.step_failed(error, record) {

@@ -12,6 +12,7 @@ mod event;
 mod intake;
 pub mod kv_cache;
 mod masks;
+mod progress;
 #[cfg(test)]
 mod recorder;
 mod request;
@@ -21,9 +22,10 @@ mod sequences;
 pub mod serve;
 mod stats;
 
-pub use engine::Engine;
+pub use engine::{ComputedStep, Engine, StepWatcher};
 pub use error::{ConfigError, DeviceError, EngineError, QueueLimit, RequestError};
 pub use event::{Event, Failure, FinishReason, StopCause};
+pub use progress::{RequestProgress, RequestState};
 pub use request::{PromptOutput, Request, RequestId};
 pub use rocmforge_plan::{Constraint, ConstraintError, Progress};
 pub use rocmforge_runtime::{ContextPolicy, Device, EngineConfig, KvTokens, PrefixSharing};

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use crate::context;
 use crate::event::Failure;
 use crate::kv_cache::{BlockPool, BlockTable, ContextShifts, KvUsage};
+use crate::progress::RequestState;
 use crate::request::RequestId;
 use crate::sequence::{Sequence, Turn};
 use crate::sequences::{Member, Sequences, Slot};
@@ -111,6 +112,11 @@ impl Scheduler {
             sequence.table = BlockTable::new(Some(self.pool.salted(salt)));
         }
         self.check_wait(sequence)
+    }
+
+    /// Returns the tokens of a block.
+    pub(crate) fn block_tokens(&self) -> usize {
+        self.pool.page()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -317,6 +323,9 @@ impl Scheduler {
             }
             sequence.was_admitted = true;
             sequence.queue_time = sequence.added.elapsed();
+            sequence
+                .progress
+                .admitted(sequence.queue_time, sequence.n_cached);
             if let Some(alarm) = sequence.alarm() {
                 self.alarms.insert((alarm, sequence.id));
             }
@@ -356,6 +365,7 @@ impl Scheduler {
         sequence.table.release(&mut self.pool);
         sequence.n_submitted = 0;
         sequence.n_forgotten = 0;
+        sequence.progress.enter(RequestState::Queued);
         self.waiting.stop(sequence);
         self.waiting.push(sequence, slot);
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::event::{FinishReason, StopCause};
 use crate::kv_cache::BlockTable;
 use crate::masks::Constrained;
+use crate::progress::Tracker;
 use crate::request::{PromptOutput, Request, RequestId};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::PooledTokens;
@@ -67,6 +68,7 @@ pub(crate) struct Sequence {
     pub(crate) added: Instant,
     /// Time until it was admitted.
     pub(crate) queue_time: Duration,
+    pub(crate) progress: Arc<Tracker>,
     /// The group in which the sequence runs since a step with it failed.
     pub(crate) trial: Option<u64>,
     /// Whether a step with this sequence alone has failed.
@@ -103,6 +105,7 @@ impl Sequence {
             was_admitted: false,
             added: Instant::now(),
             queue_time: Duration::ZERO,
+            progress: Arc::default(),
             trial: None,
             failed_alone: false,
             request,

@@ -6,6 +6,7 @@ use rocmforge_cpu::Isa;
 use rocmforge_cpu::Pool;
 use rocmforge_engine::EngineError;
 use rocmforge_gpu::{Gpu, GpuError, ops};
+use rocmforge_plan::Roofline;
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::{DeviceId, GpuConfig};
 
@@ -28,6 +29,15 @@ impl Ceilings {
             i8_ops_per_s: Some(roofline.i8_ops_per_s),
             start_us: Some(pool_start_us(n_threads)),
         }
+    }
+
+    /// Returns the roofline of these peaks, if all are known.
+    pub fn roofline(&self) -> Option<Roofline> {
+        Some(Roofline {
+            read_bytes_per_s: self.read_bytes_per_s,
+            f32_ops_per_s: self.f32_ops_per_s?,
+            i8_ops_per_s: self.i8_ops_per_s?,
+        })
     }
 
     /// Returns the better of two measurements, peak by peak: other load only lowers them.

@@ -227,16 +227,15 @@ impl<'a> PlanOps<'a> {
     pub fn least_seconds(&self, shape: &BatchShape, ceilings: &Ceilings) -> Option<f64> {
         let ops = self.cost.plan.ops.iter();
         let all: OpCost = ops.map(|op| self.cost.op(op, shape)).sum();
-        let peaks = ceilings.f32_ops_per_s.zip(ceilings.i8_ops_per_s);
-        if peaks.is_none() && !Cost::from(all).waits_for_memory() {
-            return None;
-        }
-        let (f32_ops_per_s, i8_ops_per_s) = peaks.unwrap_or((f64::INFINITY, f64::INFINITY));
-        let roofline = Roofline {
-            read_bytes_per_s: ceilings.read_bytes_per_s,
-            f32_ops_per_s,
-            i8_ops_per_s,
+        let of_memory = || {
+            let waits = Cost::from(all).waits_for_memory();
+            waits.then_some(Roofline {
+                read_bytes_per_s: ceilings.read_bytes_per_s,
+                f32_ops_per_s: f64::INFINITY,
+                i8_ops_per_s: f64::INFINITY,
+            })
         };
+        let roofline = ceilings.roofline().or_else(of_memory)?;
         Some(self.cost.step_seconds(shape, &roofline))
     }
 

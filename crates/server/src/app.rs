@@ -13,6 +13,7 @@ use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
 
+use crate::admin::control::Control;
 use crate::config::{Config, Limits};
 use crate::http::auth::{self, Caller};
 use crate::http::cors::Origins;
@@ -21,6 +22,7 @@ use crate::http::fields::Fields;
 use crate::http::keys::Keys;
 use crate::observe::access_log;
 use crate::observe::metrics::Metrics;
+use crate::observe::requests::Requests;
 use crate::openai::responses::Store;
 use crate::serving::choices::Ticket;
 use crate::serving::lifecycle::Lifecycle;
@@ -44,9 +46,11 @@ pub(crate) struct App {
     /// Whether the server listens on loopback only.
     pub(crate) is_local: bool,
     pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) control: Control,
     pub(crate) workers: Workers,
     /// Responses that clients may continue.
     pub(crate) responses: Store,
+    pub(crate) requests: Arc<Requests>,
     metrics: Metrics,
     /// Ids begin with it, so that those of two servers differ.
     instance: u64,
@@ -69,8 +73,10 @@ impl App {
             origins: config.origins.clone(),
             is_local: config.address.ip().is_loopback(),
             lifecycle: Arc::new(Lifecycle::new()),
+            control: Control::new(config),
             workers: Workers::new(n_cores.clamp(2, 32)),
             responses: Store::default(),
+            requests: Arc::default(),
             metrics,
             instance: rocmforge::parts::random_seed(),
             n_ids: AtomicU64::new(0),
@@ -125,8 +131,9 @@ impl App {
     /// The server is about to end, or the key has reached a limit.
     pub(crate) fn admit(&self, caller: &Caller) -> Result<Ticket, ApiError> {
         Ok(Ticket {
-            place: caller.0.as_ref().map(|key| key.admit()).transpose()?,
+            place: caller.key.as_ref().map(|key| key.admit()).transpose()?,
             _under_way: self.lifecycle.admit()?,
+            listed: self.requests.begin(caller.asked(), || self.new_id("req")),
         })
     }
 
@@ -161,13 +168,14 @@ impl App {
     }
 }
 
-/// Returns the table of routes.
-pub(crate) fn router(app: Arc<App>) -> Router {
+/// Returns the table of routes; `admin` are those of the server's owner.
+pub(crate) fn router(app: Arc<App>, admin: Router<Arc<App>>) -> Router {
     let infer = openai::routes()
         .merge(anthropic::routes())
         .merge(llama::routes())
         .merge(ollama::routes())
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::infer));
+    let admin = admin.route_layer(from_fn_with_state(Arc::clone(&app), auth::admin));
     let metrics = Router::new()
         .route("/metrics", get(metrics))
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::metrics));
@@ -177,6 +185,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .merge(llama::probes())
         .merge(infer)
         .merge(metrics)
+        .merge(admin)
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method);
     let router = match app.origins.layer() {

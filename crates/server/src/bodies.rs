@@ -18,7 +18,7 @@ pub fn read_body(body: &[u8]) {
     type Read = fn(&mut Fields, &Limits) -> Result<(), ApiError>;
     let forms: [Read; 5] = [
         |fields, limits| {
-            let generation = Generation::read(fields, &Caller(None), limits)?;
+            let generation = Generation::read(fields, &Caller::default(), limits)?;
             completions::prompts(fields, &generation, limits).map(drop)
         },
         |fields, _| structured::source(fields).map(drop),

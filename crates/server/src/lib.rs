@@ -6,6 +6,7 @@
 //! and what a slow client has not read is merged.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod anthropic;
 mod app;
 mod base64;
@@ -28,4 +29,5 @@ pub use http::cors::{OriginError, Origins};
 pub use http::keys::{Keys, KeysError, NewKey};
 pub use http::tls::{Tls, TlsError};
 pub use run::{Server, ServerError, Stopper};
+pub use serving::costs::Costs;
 pub use serving::model::Model;

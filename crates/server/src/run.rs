@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,14 +10,14 @@ use axum::http::{Request, StatusCode, header};
 use serde_json::json;
 use tower::ServiceExt as _;
 
+use crate::admin;
 use crate::app::{App, router};
 use crate::config::Config;
 use crate::http::auth::Caller;
 use crate::http::connections;
-use crate::http::keys::Keys;
 use crate::http::tls::Tls;
 use crate::openai;
-use crate::serving::lifecycle::{Lifecycle, Phase};
+use crate::serving::lifecycle::Phase;
 use crate::serving::model::Model;
 
 /// Why there is no server.
@@ -53,53 +52,30 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     app: Arc<App>,
-    drain_timeout: Duration,
-    keys_file: Option<PathBuf>,
     tls: Option<Tls>,
-    notice: fn(&str),
 }
 
 /// Ends a server.
 #[derive(Clone)]
 pub struct Stopper {
-    lifecycle: Arc<Lifecycle>,
-    drain_timeout: Duration,
     runtime: tokio::runtime::Handle,
     app: Arc<App>,
-    keys_file: Option<PathBuf>,
-    tls: Option<Tls>,
-    notice: fn(&str),
 }
 
 impl Stopper {
     /// Refuses new requests, finishes running ones within the configured time, and ends the server. Does not wait.
     pub fn stop(&self) {
-        let (lifecycle, timeout) = (Arc::clone(&self.lifecycle), self.drain_timeout);
+        let app = Arc::clone(&self.app);
         self.runtime
-            .spawn(async move { lifecycle.drain(timeout).await });
+            .spawn(async move { app.control.drain(&app.lifecycle).await });
     }
 
-    /// Reads keys and certificates again. What is damaged stays as it was. A server without either stops, as programs do
-    /// whose terminal is closed.
+    /// Reads keys and certificates again. A server without either stops, as programs do whose terminal is closed.
     fn reload(&self) {
-        if self.keys_file.is_none() && self.tls.is_none() {
-            return self.stop();
-        }
-        let stays = |error: &dyn std::fmt::Display| {
-            (self.notice)(&format!("error: {error}; what was read before stays"));
-        };
-        match self.keys_file.as_deref().map(Keys::read) {
-            None => {}
-            Some(Ok(keys)) => {
-                self.app.set_keys(keys);
-                (self.notice)("notice: the keys file was read again");
-            }
-            Some(Err(error)) => stays(&error),
-        }
-        match self.tls.as_ref().map(Tls::read_again) {
-            None => {}
-            Some(Ok(())) => (self.notice)("notice: the certificates were read again"),
-            Some(Err(error)) => stays(&error),
+        let app = &self.app;
+        match app.control.has_files() {
+            true => drop(app.control.reload(|keys| app.set_keys(keys))),
+            false => self.stop(),
         }
     }
 }
@@ -134,10 +110,7 @@ impl Server {
             listener,
             address,
             app: Arc::new(App::new(&config, models)),
-            drain_timeout: config.drain_timeout,
-            keys_file: config.keys_file,
             tls: config.tls,
-            notice: config.notice,
         })
     }
 
@@ -177,15 +150,10 @@ impl Server {
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(cannot)?;
         let lifecycle = Arc::clone(&self.app.lifecycle);
         let stopper = Stopper {
-            lifecycle: Arc::clone(&lifecycle),
-            drain_timeout: self.drain_timeout,
             runtime: tokio::runtime::Handle::current(),
             app: Arc::clone(&self.app),
-            keys_file: self.keys_file,
-            tls: self.tls.clone(),
-            notice: self.notice,
         };
-        let router = router(Arc::clone(&self.app));
+        let router = router(Arc::clone(&self.app), admin::routes());
         let connections = connections::serve(
             listener,
             router,
@@ -244,7 +212,7 @@ async fn self_test(app: &Arc<App>) -> Result<(), ServerError> {
         };
         let request = Request::post(path)
             .header(header::CONTENT_TYPE, "application/json")
-            .extension(Caller(None))
+            .extension(Caller::default())
             .body(Body::from(body.to_string()));
         let request = request.expect("the request is valid");
         let routes = openai::routes().with_state(Arc::clone(app));

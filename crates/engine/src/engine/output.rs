@@ -133,6 +133,8 @@ impl Engine {
         }
         let is_too_short = sequence.is_too_short();
         sequence.tokens.push(token);
+        let n_generated = sequence.tokens.len() - sequence.n_prompt;
+        sequence.progress.generated(n_generated);
         sequence.mu = mu;
         let tokenizer = self.intake.tokenizer.as_deref();
         let is_eog = tokenizer.is_some_and(|tokenizer| tokenizer.is_eog(token));

@@ -2,6 +2,7 @@
 
 use super::pace::Load;
 use crate::kv_cache::BlockPool;
+use crate::progress::RequestState;
 use crate::request::PromptOutput;
 use crate::sequence::{PendingSample, RowPurpose, Sequence};
 use crate::sequences::{Member, Slot};
@@ -147,8 +148,14 @@ impl Step {
         };
         self.record.members.push(member);
         match sequence.is_decoding() {
-            true => self.record.load.n_decoding += 1,
-            false => self.record.load.n_prefill += n,
+            true => {
+                self.record.load.n_decoding += 1;
+                sequence.progress.enter(RequestState::Decode);
+            }
+            false => {
+                self.record.load.n_prefill += n;
+                sequence.progress.enter(RequestState::Prefill);
+            }
         }
         let first_row = self.batch.tokens.len();
         let first = sequence.n_submitted;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use super::mailbox::{Mailbox, Outbox};
-use super::stream::EventStream;
+use super::stream::{EventStream, Watch};
 use crate::engine::Engine;
 use crate::error::{EngineError, QueueLimit, RequestError};
 use crate::event::Failure;
@@ -11,7 +11,7 @@ use crate::intake::Intake;
 use crate::request::{PromptOutput, Request, RequestId};
 use crate::sequence::Sequence;
 use crate::stats::{EngineStats, Queued};
-use rocmforge_runtime::BackendInfo;
+use rocmforge_runtime::{BackendInfo, PrefixSharing};
 
 /// What clients ask of the engine's thread.
 pub(super) enum Command {
@@ -27,6 +27,7 @@ pub(super) enum Command {
 pub(super) struct Shared {
     intake: Arc<Intake>,
     info: BackendInfo,
+    block_tokens: usize,
     /// What may wait.
     most: Queued,
     /// What clients have submitted. The engine's thread does not use it.
@@ -85,6 +86,7 @@ impl Handle {
         let shared = Shared {
             intake: Arc::clone(engine.intake()),
             info: engine.backend_info().clone(),
+            block_tokens: engine.block_tokens(),
             most,
             submitted: Mutex::new(engine.left_queue()),
             left_queue: Mutex::new(engine.left_queue()),
@@ -141,7 +143,12 @@ impl Handle {
                 leader.get_or_insert(sequence.id);
                 queued += Queued::by(&sequence);
                 let mailbox = Arc::new(Mailbox::default());
-                streams.push((sequence.id, Arc::clone(&mailbox)));
+                let watch = Watch {
+                    id: sequence.id,
+                    handle: self.clone(),
+                    progress: Arc::clone(&sequence.progress),
+                };
+                streams.push((watch, Arc::clone(&mailbox)));
                 submitted.push((sequence, Outbox(mailbox)));
             }
         }
@@ -150,7 +157,7 @@ impl Handle {
         self.commands
             .send(command)
             .map_err(|_| SubmitError::Stopped)?;
-        let stream = |(id, mailbox)| EventStream::new(id, mailbox, self.clone());
+        let stream = |(watch, mailbox)| EventStream::new(watch, mailbox);
         Ok(streams.into_iter().map(stream).collect())
     }
 
@@ -186,6 +193,16 @@ impl Handle {
     /// Returns the context size: the number of positions of one sequence.
     pub fn n_ctx(&self) -> usize {
         self.shared.intake.limits.n_ctx
+    }
+
+    /// Returns the tokens of a block of the KV cache.
+    pub fn block_tokens(&self) -> usize {
+        self.shared.block_tokens
+    }
+
+    /// Returns whether requests use what earlier ones left in the cache.
+    pub fn prefix_sharing(&self) -> PrefixSharing {
+        self.shared.intake.limits.prefix_sharing
     }
 
     /// Describes the backend that the engine was started with.

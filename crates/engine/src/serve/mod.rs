@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::stats::Queued;
 pub use handle::{Handle, SubmitError};
 use rocmforge_runtime::Executor;
-pub use stream::{EventStream, PromptScore, StreamEvent, Token, Waited};
+pub use stream::{EventStream, PromptScore, StreamEvent, Token, Waited, Watch};
 use worker::Worker;
 
 /// Starts a backend again after the device failed.

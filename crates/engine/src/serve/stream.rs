@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::handle::Handle;
 use super::mailbox::Mailbox;
 use crate::event::{Failure, FinishReason};
+use crate::progress::{RequestProgress, Tracker};
 use crate::request::RequestId;
 use rocmforge_plan::TokenLogprob;
 use rocmforge_text::tokenizer::TokenId;
@@ -66,35 +67,58 @@ pub enum Waited {
     Ended,
 }
 
+/// A view of a request for others than the reader of its events.
+#[derive(Clone)]
+pub struct Watch {
+    pub(super) id: RequestId,
+    pub(super) handle: Handle,
+    pub(super) progress: Arc<Tracker>,
+}
+
+impl Watch {
+    /// Returns how far the request is. Does not wait.
+    pub fn progress(&self) -> RequestProgress {
+        self.progress.read()
+    }
+
+    /// Asks the engine to end the request, as [`EventStream::abort`].
+    pub fn abort(&self) {
+        self.handle.abort(self.id);
+    }
+}
+
 /// The events of one request: an iterator that waits for the next one. Dropping it aborts the request.
 ///
 /// Events wait in the order of [`StreamEvent`]'s variants, at most one of each kind. Tokens that the client has not read
 /// are merged into one event, so memory is bounded by what the request asks for.
 pub struct EventStream {
-    id: RequestId,
+    watch: Watch,
     mailbox: Arc<Mailbox>,
-    handle: Handle,
     is_over: bool,
 }
 
 impl EventStream {
-    pub(super) fn new(id: RequestId, mailbox: Arc<Mailbox>, handle: Handle) -> EventStream {
+    pub(super) fn new(watch: Watch, mailbox: Arc<Mailbox>) -> EventStream {
         EventStream {
-            id,
+            watch,
             mailbox,
-            handle,
             is_over: false,
         }
     }
 
     /// Returns the request.
     pub fn id(&self) -> RequestId {
-        self.id
+        self.watch.id
+    }
+
+    /// Returns a view of the request for others.
+    pub fn watch(&self) -> Watch {
+        self.watch.clone()
     }
 
     /// Asks the engine to end the request. Its last event is [`FinishReason::Aborted`], unless it ends before.
     pub fn abort(&self) {
-        self.handle.abort(self.id);
+        self.watch.abort();
     }
 
     /// Waits for the next event, but no longer than `timeout`.

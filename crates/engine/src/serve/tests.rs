@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 use super::*;
+use crate::engine::{ComputedStep, StepWatcher};
 use crate::error::QueueLimit;
 use crate::event::{Failure, FinishReason};
+use crate::progress::{RequestProgress, RequestState};
 use crate::recorder::{Before, Broken, N_VOCAB, Sizes, always, expected, lost_step};
 use crate::request::{PromptOutput, Request};
 use rocmforge_gguf::TokenId;
@@ -504,4 +506,71 @@ fn nothing_is_left_of_clients_that_leave() {
         Some(Failure::Device(_))
     ));
     check_empty(&server);
+}
+
+/// Waits until a request is in a state.
+fn wait_for(watch: &Watch, state: RequestState) {
+    while watch.progress().state != state {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn others_see_how_far_a_request_is_and_may_end_it() {
+    let (gate, before) = gated();
+    let sizes = Sizes {
+        steps_in_flight: 1,
+        ..Sizes::small(1)
+    };
+    let server = server(sizes, before, ServeOptions::default());
+    let long = Request::greedy((0..9).collect(), 6);
+    let mut first = server.submit(long.clone()).unwrap();
+    let second = server.submit(request(2)).unwrap();
+    let (watch, other) = (first.watch(), second.watch());
+    // Its step is at the gate.
+    wait_for(&watch, RequestState::Prefill);
+    assert!(watch.progress().queue_time.is_some());
+    assert_eq!(other.progress(), RequestProgress::default());
+    gate.permits.send(()).unwrap();
+    assert!(matches!(first.next(), Some(StreamEvent::PromptDone { .. })));
+    wait_for(&watch, RequestState::Decode);
+    assert_eq!(watch.progress().generated_tokens, 1);
+    other.abort();
+    drop(gate.permits);
+    assert_eq!(read(second).reason, Some(FinishReason::Aborted));
+    read(first);
+    assert_eq!(watch.progress().generated_tokens, 6);
+    assert_eq!(watch.progress().cached_tokens, 0);
+    // The two full blocks of 4 tokens.
+    let again = server.submit(long).unwrap();
+    let watch = again.watch();
+    read(again);
+    assert_eq!(watch.progress().cached_tokens, 8);
+    check_empty(&server);
+}
+
+#[test]
+fn a_watcher_gets_the_shape_of_each_step() {
+    let server = server(Sizes::small(4), always(), ServeOptions::default());
+    let (to, steps) = mpsc::channel();
+    let watcher: StepWatcher = Box::new(move |step| drop(to.send(step)));
+    server
+        .with_engine(|engine| engine.watch_steps(Some(watcher)))
+        .unwrap();
+    read(server.submit(Request::greedy(vec![1, 2, 3], 4)).unwrap());
+    server
+        .with_engine(|engine| engine.watch_steps(None))
+        .unwrap();
+    read(server.submit(request(1)).unwrap());
+    let shape = |step: &ComputedStep| {
+        let [seq] = step.shape.seqs[..] else {
+            panic!("one sequence runs");
+        };
+        (seq.first_pos, seq.n_rows, step.n_decoding, step.n_prefill)
+    };
+    let shapes: Vec<_> = steps.iter().map(|step| shape(&step)).collect();
+    assert_eq!(
+        shapes,
+        [(0, 3, 0, 3), (3, 1, 1, 0), (4, 1, 1, 0), (5, 1, 1, 0)]
+    );
 }

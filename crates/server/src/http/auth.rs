@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
@@ -13,23 +13,42 @@ use super::error::ApiError;
 use super::keys::{Key, Scope};
 use crate::anthropic::AnthropicError;
 use crate::app::App;
+use crate::observe::requests::Asked;
 use crate::ollama::OllamaError;
 
 /// The header with the id of a request.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Where Anthropic's clients send their key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// Where a browser says which page caused a request.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Longest id that a client may choose.
 const MAX_ID_BYTES: usize = 128;
 
-/// The client of a request: its key, if the server has keys.
-#[derive(Debug, Clone)]
-pub(crate) struct Caller(pub(crate) Option<Arc<Key>>);
+/// The client of a request, and what it asked for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Caller {
+    /// Its key, if the server has keys.
+    pub(crate) key: Option<Arc<Key>>,
+    /// The id of the request.
+    pub(crate) id: String,
+    /// The route as in the server's table.
+    pub(crate) route: String,
+}
 
 impl Caller {
+    /// Returns what the owner may know of the request.
+    pub(crate) fn asked(&self) -> Asked {
+        Asked {
+            id: self.id.clone(),
+            route: self.route.clone(),
+            key: self.key.as_ref().map(|key| key.name.to_string()),
+        }
+    }
+
     /// Caches of callers with different salts are apart.
     pub(crate) fn cache_salt(&self, own: Option<String>) -> Option<String> {
-        match (&self.0, own) {
+        match (&self.key, own) {
             (None, own) => own,
             (Some(key), own) => Some(format!("{}:{}", key.name, own.unwrap_or_default())),
         }
@@ -50,6 +69,15 @@ pub(crate) async fn infer(state: State<Arc<App>>, request: Request, next: Next) 
     with_scope(Scope::Infer, state, request, next).await
 }
 
+/// Lets requests with a key of the server's owner pass; without keys those of programs, and of the server's own page.
+pub(crate) async fn admin(state: State<Arc<App>>, request: Request, next: Next) -> Response {
+    if state.keys().is_empty() && is_sent_elsewhere(request.headers()) {
+        let message = "a page of another site asks for a route of the server's owner";
+        return ApiError::new(StatusCode::FORBIDDEN, message).into_response();
+    }
+    with_scope(Scope::Admin, state, request, next).await
+}
+
 /// Lets requests with a key for metrics pass.
 pub(crate) async fn metrics(state: State<Arc<App>>, request: Request, next: Next) -> Response {
     with_scope(Scope::Metrics, state, request, next).await
@@ -61,8 +89,18 @@ async fn with_scope(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match caller(&app, request.headers(), scope) {
-        Ok(caller) => {
+    match key(&app, request.headers(), scope) {
+        Ok(key) => {
+            let route = request.extensions().get::<MatchedPath>();
+            let id = request.headers().get(REQUEST_ID);
+            let caller = Caller {
+                key,
+                id: id
+                    .and_then(|id| id.to_str().ok())
+                    .unwrap_or_default()
+                    .to_string(),
+                route: route.map_or_else(String::new, |route| route.as_str().to_string()),
+            };
             request.extensions_mut().insert(caller.clone());
             let mut response = next.run(request).await;
             response.extensions_mut().insert(caller);
@@ -81,10 +119,14 @@ fn in_form_of(path: &str, error: ApiError) -> Response {
     }
 }
 
-fn caller(app: &App, headers: &HeaderMap, scope: Scope) -> Result<Caller, ApiError> {
+/// Returns the key of a request, if the server has keys.
+///
+/// # Errors
+/// It is missing, unknown, or not for this.
+fn key(app: &App, headers: &HeaderMap, scope: Scope) -> Result<Option<Arc<Key>>, ApiError> {
     let keys = app.keys();
     if keys.is_empty() {
-        return Ok(Caller(None));
+        return Ok(None);
     }
     let unknown =
         |message: &str| ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key");
@@ -94,7 +136,7 @@ fn caller(app: &App, headers: &HeaderMap, scope: Scope) -> Result<Caller, ApiErr
     let key = keys.find(sent);
     let key = key.ok_or_else(|| unknown("the key is wrong; ask the server's owner for one"))?;
     match key.may(scope) {
-        true => Ok(Caller(Some(key))),
+        true => Ok(Some(key)),
         false => Err(ApiError::new(
             StatusCode::FORBIDDEN,
             "this key may not use this route; ask the server's owner for its scope",
@@ -117,7 +159,7 @@ fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
 /// Echoes or creates the id of the request.
 pub(crate) async fn host_and_id(
     State(app): State<Arc<App>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let id = request.headers().get(REQUEST_ID);
@@ -125,7 +167,8 @@ pub(crate) async fn host_and_id(
     let id = id.unwrap_or_else(|| {
         HeaderValue::from_str(&app.new_id("req-")).expect("an id has plain characters")
     });
-    let headers = request.headers();
+    let headers = request.headers_mut();
+    headers.insert(REQUEST_ID, id.clone());
     let refusal = if app.is_local && !is_local(headers) {
         Some("this server answers on localhost only; it was asked by another name")
     } else if app.keys().is_empty() && is_foreign(headers) && !is_listed(&app.origins, headers) {
@@ -164,6 +207,13 @@ fn is_foreign(headers: &HeaderMap) -> bool {
 fn is_listed(origins: &Origins, headers: &HeaderMap) -> bool {
     let origin = headers.get(header::ORIGIN);
     origin.is_some_and(|origin| origins.allow(origin))
+}
+
+/// Whether a browser says that a page of another site caused the request. It says so of links and pictures, too, which
+/// have no origin.
+fn is_sent_elsewhere(headers: &HeaderMap) -> bool {
+    let site = headers.get(FETCH_SITE);
+    site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
 fn is_local(headers: &HeaderMap) -> bool {
@@ -227,6 +277,19 @@ mod tests {
         assert!(page("http://127.0.0.1:3000", "127.0.0.1:8080"));
         assert!(page("null", "127.0.0.1:8080"));
         assert!(!is_foreign(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn knows_what_other_pages_cause() {
+        let sent = |site| {
+            let mut headers = HeaderMap::new();
+            headers.insert(FETCH_SITE, HeaderValue::from_static(site));
+            is_sent_elsewhere(&headers)
+        };
+        // The words of the specification of Fetch Metadata.
+        assert!(sent("cross-site") && sent("same-site"));
+        assert!(!sent("same-origin") && !sent("none"));
+        assert!(!is_sent_elsewhere(&HeaderMap::new()));
     }
 
     #[test]

@@ -73,6 +73,12 @@ impl ApiError {
         .retry_after(5)
     }
 
+    /// The server's owner has ended the request. The status is none that clients try again after.
+    pub(crate) fn ended() -> ApiError {
+        let message = "the server's owner has ended this request";
+        ApiError::new(StatusCode::FORBIDDEN, message).code("ended_by_owner")
+    }
+
     /// An error of this program.
     pub(crate) fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)

@@ -24,15 +24,20 @@ pub(crate) enum Scope {
     Infer,
     /// `/metrics`.
     Metrics,
+    /// `/admin`: what all clients do, and the server's life.
+    Admin,
 }
 
 impl Scope {
-    const ALL: [Scope; 2] = [Scope::Infer, Scope::Metrics];
+    const ALL: [Scope; 3] = [Scope::Infer, Scope::Metrics, Scope::Admin];
+    /// Those of a key that lists none.
+    const USUAL: [Scope; 2] = [Scope::Infer, Scope::Metrics];
 
     fn name(self) -> &'static str {
         match self {
             Scope::Infer => "infer",
             Scope::Metrics => "metrics",
+            Scope::Admin => "admin",
         }
     }
 }
@@ -204,7 +209,7 @@ impl Key {
         let mut key = Key {
             name: name.into(),
             hash,
-            scopes: Scope::ALL.to_vec(),
+            scopes: Scope::USUAL.to_vec(),
             max_requests: None,
             tokens_per_minute: None,
             max_priority: None,
@@ -287,7 +292,9 @@ impl Key {
 fn scopes(text: &str) -> Result<Vec<Scope>, String> {
     let scope = |name: &str| {
         let found = Scope::ALL.into_iter().find(|scope| scope.name() == name);
-        found.ok_or_else(|| format!("there is no scope '{name}'; the scopes are infer and metrics"))
+        found.ok_or_else(|| {
+            format!("there is no scope '{name}'; the scopes are infer, metrics and admin")
+        })
     };
     text.split(',').map(scope).collect()
 }

@@ -100,6 +100,7 @@ pub(crate) async fn events<E: Encoder>(
     encoder: E,
     app: &App,
 ) -> Result<Response, ApiError> {
+    choices.are_streamed();
     let begun = app.unless_aborted(choices.begun());
     if let Ok(begun) = timeout(app.limits.head_timeout, begun).await {
         begun?;

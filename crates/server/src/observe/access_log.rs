@@ -41,7 +41,7 @@ pub(crate) async fn log(State(app): State<Arc<App>>, request: Request, next: Nex
         .to_string();
     line.status = response.status();
     let caller = response.extensions().get::<Caller>();
-    line.key = caller.and_then(|caller| caller.0.as_ref().map(|key| key.name.to_string()));
+    line.key = caller.and_then(|caller| caller.key.as_ref().map(|key| key.name.to_string()));
     response.map(|body| Body::new(Logged { body, line }))
 }
 

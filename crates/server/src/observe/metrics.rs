@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use prometheus::{
-    Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
-    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
+    IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use rocmforge_engine::FinishReason;
+use rocmforge_engine::{FinishReason, PrefixSharing};
 
+use crate::observe::steps::{Phase, Steps};
 use crate::serving::model::Served;
 
 /// Labels of every metric of a model. `engine` is vLLM's number of the engine.
@@ -34,6 +35,20 @@ const TOKENS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5,
 ];
 
+/// Tokens of a step.
+const ITERATION: &[f64] = &[
+    1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
+];
+/// Labels of the KV cache. vLLM has more of them; its schedulers read these.
+const CACHE_LABELS: [&str; 6] = [
+    "model_name",
+    "engine",
+    "block_size",
+    "num_gpu_blocks",
+    "cache_dtype",
+    "enable_prefix_caching",
+];
+
 /// All metrics of the server.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -42,7 +57,10 @@ pub(crate) struct Metrics {
     aborts: IntCounterVec,
     gauges: [IntGaugeVec; 2],
     kv_usage: GaugeVec,
-    histograms: [HistogramVec; 9],
+    histograms: [HistogramVec; 10],
+    device_seconds: CounterVec,
+    roofline_share: GaugeVec,
+    cache: IntGaugeVec,
 }
 
 /// The metrics of one model.
@@ -54,7 +72,7 @@ pub(crate) struct ModelMetrics {
     preemptions: IntCounter,
     failed_steps: IntCounter,
     ended: [IntCounter; 4],
-    aborts: IntCounter,
+    aborts: [IntCounter; 2],
     running: IntGauge,
     waiting: IntGauge,
     kv_usage: Gauge,
@@ -67,10 +85,25 @@ pub(crate) struct ModelMetrics {
     prefill: Histogram,
     prompt_length: Histogram,
     answer_length: Histogram,
+    iteration_tokens: Histogram,
+    device_seconds: [Counter; 3],
+    roofline_share: GaugeVec,
+    cache: IntGaugeVec,
 }
 
 /// Values of the label `finished_reason`, in the order of [`ModelMetrics::ended`].
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+/// Who cut an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Cause {
+    /// The client left.
+    Client,
+    Owner,
+}
+
+/// Values of the label `cause`, in the order of [`Cause`].
+const CAUSES: [&str; 2] = ["client", "owner"];
 
 impl Metrics {
     pub(crate) fn new() -> Metrics {
@@ -184,7 +217,39 @@ impl Metrics {
                     "Tokens of a request's answers.",
                     TOKENS,
                 ),
+                histogram(
+                    "vllm:iteration_tokens_total",
+                    "Tokens of a step.",
+                    ITERATION,
+                ),
             ],
+            device_seconds: register(
+                &registry,
+                CounterVec::new(
+                    Opts::new(
+                        "rocmforge_device_seconds_total",
+                        "Time of the device, by what its steps computed.",
+                    ),
+                    &["model_name", "engine", "phase"],
+                ),
+            ),
+            roofline_share: register(
+                &registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "rocmforge_roofline_share",
+                        "Least time of the last steps by the peaks of the device, as a share of their time.",
+                    ),
+                    &LABELS,
+                ),
+            ),
+            cache: register(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new("vllm:cache_config_info", "The KV cache."),
+                    &CACHE_LABELS,
+                ),
+            ),
             registry,
         }
     }
@@ -206,6 +271,7 @@ impl Metrics {
             prefill,
             prompt_length,
             answer_length,
+            iteration_tokens,
         ] = self
             .histograms
             .each_ref()
@@ -220,7 +286,7 @@ impl Metrics {
             preemptions,
             failed_steps: failed,
             ended: REASONS.map(ended),
-            aborts: self.aborts.with_label_values(&[name, "client"]),
+            aborts: CAUSES.map(|cause| self.aborts.with_label_values(&[name, cause])),
             running,
             waiting,
             kv_usage: self.kv_usage.with_label_values(&labels),
@@ -233,6 +299,13 @@ impl Metrics {
             prefill,
             prompt_length,
             answer_length,
+            iteration_tokens,
+            device_seconds: Phase::ALL.map(|phase| {
+                self.device_seconds
+                    .with_label_values(&[name, ENGINE, phase.name()])
+            }),
+            roofline_share: self.roofline_share.clone(),
+            cache: self.cache.clone(),
         }
     }
 
@@ -267,6 +340,23 @@ impl ModelMetrics {
         self.waiting.set(stats.waiting as i64);
         let usage = stats.blocks.used as f64 / stats.blocks.total.max(1) as f64;
         self.kv_usage.set(usage);
+        if let Some(share) = model.steps.roofline_share(&model.costs) {
+            let labels = [&*model.name, ENGINE];
+            self.roofline_share.with_label_values(&labels).set(share);
+        }
+        let shares_prefixes = match model.engine.prefix_sharing() {
+            PrefixSharing::On => "True",
+            PrefixSharing::Off => "False",
+        };
+        let cache = self.cache.with_label_values(&[
+            &*model.name,
+            ENGINE,
+            &model.engine.block_tokens().to_string(),
+            &stats.blocks.total.to_string(),
+            model.costs.kv_type().name(),
+            shares_prefixes,
+        ]);
+        cache.set(1);
         for (counter, now) in [
             (&self.prefix_queries, stats.prefix.queries),
             (&self.prefix_hits, stats.prefix.hits),
@@ -275,6 +365,11 @@ impl ModelMetrics {
         ] {
             counter.inc_by(now.saturating_sub(counter.get()));
         }
+    }
+
+    /// Returns what counts the steps of the model's engine.
+    pub(crate) fn steps(&self) -> Steps {
+        Steps::new(self.device_seconds.clone(), self.iteration_tokens.clone())
     }
 
     /// Takes the times of a prompt: how long it waited, and when it was computed.
@@ -310,10 +405,10 @@ impl ModelMetrics {
         self.ended[3].inc();
     }
 
-    /// Counts answers that their client did not wait for.
-    pub(crate) fn aborted(&self, n: usize) {
+    /// Counts answers that were cut.
+    pub(crate) fn aborted(&self, cause: Cause, n: usize) {
         self.ended[2].inc_by(n as u64);
-        self.aborts.inc_by(n as u64);
+        self.aborts[cause as usize].inc_by(n as u64);
     }
 
     /// Takes the sums of a request that has ended.

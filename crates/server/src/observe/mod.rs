@@ -2,3 +2,5 @@
 
 pub(crate) mod access_log;
 pub(crate) mod metrics;
+pub(crate) mod requests;
+pub(crate) mod steps;

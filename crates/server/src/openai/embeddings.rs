@@ -1,5 +1,6 @@
 //! `POST /v1/embeddings` and `/v1/rerank`, for models that are made for them.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -174,18 +175,20 @@ pub(crate) async fn vectors(
             return Err(ApiError::field("input", message));
         }
         let n_tokens = texts.iter().map(Vec::len).sum();
+        ticket.listed.embeds(&model.name, n_tokens);
         let mut values = Vec::with_capacity(texts.len());
-        let embedded = embed_each(
-            &model.engine,
-            &ticket.tenant(),
-            &embedding,
-            texts,
-            |vector| {
-                values.push(vector);
-                std::ops::ControlFlow::Continue(())
-            },
-        );
+        let tenant = ticket.tenant();
+        let embedded = embed_each(&model.engine, &tenant, &embedding, texts, |vector| {
+            values.push(vector);
+            match ticket.listed.is_ended() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
         embedded.map_err(of_facade)?;
+        if ticket.listed.is_ended() {
+            return Err(ApiError::ended());
+        }
         if let Some(place) = &ticket.place {
             place.charge(n_tokens);
         }

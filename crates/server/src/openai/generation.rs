@@ -76,7 +76,7 @@ impl Generation {
         }
         let n_predict = n_predict.and_then(|n| usize::try_from(n).ok());
         let asked: i32 = fields.take("priority")?.unwrap_or(0);
-        let most = caller.0.as_ref().and_then(|key| key.max_priority);
+        let most = caller.key.as_ref().and_then(|key| key.max_priority);
         Ok(Generation {
             n,
             stream,

@@ -17,6 +17,8 @@ use super::lifecycle::UnderWay;
 use super::model::Served;
 use crate::http::error::{ApiError, whole_seconds};
 use crate::http::keys::Place;
+use crate::observe::metrics::Cause;
+use crate::observe::requests::Listed;
 
 /// What happened to an answer.
 #[derive(Debug)]
@@ -40,11 +42,11 @@ pub(crate) enum Update {
     },
 }
 
-/// The right to run a request: counted by the server and by its key.
-#[derive(Debug)]
+/// The right to run a request: counted by the server and by its key, and in the table of what is under way.
 pub(crate) struct Ticket {
     pub(crate) place: Option<Place>,
     pub(crate) _under_way: UnderWay,
+    pub(crate) listed: Listed,
 }
 
 impl Ticket {
@@ -114,8 +116,18 @@ impl Choices {
             }
             group
         });
+        if ticket.listed.is_ended() {
+            return Err(ApiError::ended());
+        }
         let submitted = model.engine.submit_groups(groups);
         let streams = submitted.map_err(|error| model.busy(error.into()))?;
+        let mut watches = [Vec::new(), Vec::new()];
+        for (events, &leads) in streams.iter().zip(&leads) {
+            watches[usize::from(!leads)].push(events.watch());
+        }
+        ticket
+            .listed
+            .submitted(&model.name, totals.prompt_tokens, watches);
         let slot = |(events, leads)| Slot {
             events: Some(events),
             leads,
@@ -136,6 +148,11 @@ impl Choices {
     /// Returns the sums so far.
     pub(crate) fn totals(&self) -> Totals {
         self.totals
+    }
+
+    /// Notes that the answers are streamed.
+    pub(crate) fn are_streamed(&self) {
+        self.ticket.listed.streams();
     }
 
     /// Ends an answer that needs no more tokens.
@@ -194,6 +211,12 @@ impl Choices {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Update, ApiError>>> {
         loop {
+            if !self.slots.is_empty() && self.ticket.listed.poll_ended(context).is_ready() {
+                self.model.metrics.aborted(Cause::Owner, self.n_cut());
+                self.slots.clear();
+                self.ready.clear();
+                return Poll::Ready(Some(Err(ApiError::ended())));
+            }
             if let Some(update) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(update)));
             }
@@ -284,6 +307,12 @@ impl Choices {
         }
         Ok(())
     }
+
+    /// Returns the number of answers that have not ended.
+    fn n_cut(&self) -> usize {
+        let is_cut = |slot: &&Slot| slot.events.is_some();
+        self.slots.iter().filter(is_cut).count()
+    }
 }
 
 impl Drop for Choices {
@@ -298,9 +327,7 @@ impl Drop for Choices {
         if let Some(place) = &self.ticket.place {
             place.charge(prompt_tokens - cached_tokens.min(prompt_tokens) + completion_tokens);
         }
-        let was_cut = |slot: &&Slot| slot.events.is_some();
-        let n_aborted = self.slots.iter().filter(was_cut).count();
-        self.model.metrics.aborted(n_aborted);
+        self.model.metrics.aborted(Cause::Client, self.n_cut());
         let whole = self.started.elapsed();
         self.model
             .metrics

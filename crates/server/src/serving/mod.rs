@@ -1,6 +1,7 @@
 //! Runs requests: the models, the answers that are under way, and the phases of the server's life.
 
 pub(crate) mod choices;
+pub(crate) mod costs;
 pub(crate) mod lifecycle;
 pub(crate) mod model;
 pub(crate) mod reader;

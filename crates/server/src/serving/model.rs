@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
+use rocmforge_engine::StepWatcher;
 use rocmforge_engine::serve::Server as Engine;
 use rocmforge_gguf::{Gguf, TokenId};
 use rocmforge_model::Embedding;
@@ -14,6 +15,8 @@ use rocmforge_text::tokenizer::Tokenizer;
 
 use crate::http::error::ApiError;
 use crate::observe::metrics::ModelMetrics;
+use crate::observe::steps::Steps;
+use crate::serving::costs::Costs;
 use crate::serving::structured::Grammars;
 
 /// A model for the server: a running engine and what its file says about text.
@@ -27,6 +30,8 @@ pub struct Model {
     pub gguf: Arc<Gguf>,
     /// What it returns for a text, if it was loaded for embeddings.
     pub embedding: Option<Embedding>,
+    /// What its steps cost at least.
+    pub costs: Costs,
 }
 
 /// A model in use.
@@ -37,6 +42,9 @@ pub(crate) struct Served {
     pub(crate) template: ChatTemplate,
     pub(crate) gguf: Arc<Gguf>,
     pub(crate) embedding: Option<Embedding>,
+    pub(crate) costs: Costs,
+    /// What its engine computed.
+    pub(crate) steps: Arc<Steps>,
     /// How it writes reasoning and calls of tools.
     pub(crate) format: Format,
     pub(crate) grammars: Grammars,
@@ -54,8 +62,14 @@ impl Served {
             template,
             gguf,
             embedding,
+            costs,
         } = model;
         let format = Format::of_template(template.source());
+        let steps = Arc::new(metrics.steps());
+        let to = Arc::clone(&steps);
+        let watcher: StepWatcher = Box::new(move |step| to.add(step));
+        // An engine that has ended has no steps.
+        let _ = engine.with_engine(|engine| engine.watch_steps(Some(watcher)));
         Served {
             name,
             engine,
@@ -63,6 +77,8 @@ impl Served {
             template,
             gguf,
             embedding,
+            costs,
+            steps,
             format,
             grammars: Grammars::default(),
             created: unix_seconds(),

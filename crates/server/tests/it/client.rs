@@ -10,7 +10,8 @@ use rocmforge_engine::serve::{ServeOptions, serve};
 use rocmforge_engine::{Engine, EngineConfig, KvTokens};
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Purpose;
-use rocmforge_server::{Config, Model, Server, ServerError, Stopper};
+use rocmforge_plan::Roofline;
+use rocmforge_server::{Config, Costs, Model, Server, ServerError, Stopper};
 use rocmforge_text::chat_template::ChatTemplate;
 use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -19,6 +20,13 @@ pub(crate) const FORGE_MINI: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../models/forge-mini-Q4_K_M.gguf"
 );
+
+/// Peaks of no real device.
+const PEAKS: Roofline = Roofline {
+    read_bytes_per_s: 1e9,
+    f32_ops_per_s: 1e9,
+    i8_ops_per_s: 1e9,
+};
 
 /// A server on a thread of this process. It stops when it is dropped.
 pub(crate) struct TestServer {
@@ -86,6 +94,15 @@ pub(crate) fn small() -> EngineConfig {
     }
 }
 
+/// A context in which an answer takes seconds.
+pub(crate) fn roomy() -> EngineConfig {
+    EngineConfig {
+        n_ctx: Some(16_384),
+        kv_tokens: KvTokens::Exactly(65_536),
+        ..small()
+    }
+}
+
 /// Loads a model file for a server.
 pub(crate) fn model(
     name: &str,
@@ -105,6 +122,7 @@ pub(crate) fn model(
         template: ChatTemplate::from_gguf(&gguf, &tokenizer, None).unwrap(),
         tokenizer,
         gguf,
+        costs: Costs::new(&loaded, &config, Some(PEAKS)),
         embedding: loaded.config.embedding,
     }
 }
@@ -185,10 +203,15 @@ impl TestServer {
     }
 
     /// Sends a request without a body.
-    pub(crate) fn ask(&self, method: &str, path: &str) -> Reply {
-        let request = ureq::http::Request::builder().method(method);
-        let request = request.uri(format!("{}{path}", self.url)).body(());
-        Self::reply(Self::agent().run(request.unwrap()).unwrap())
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Reply {
+        let mut request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.url));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(()).unwrap();
+        Self::reply(Self::agent().run(request).unwrap())
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Reply {

@@ -4,26 +4,17 @@ use std::io::Write as _;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::{EngineConfig, KvTokens};
+use rocmforge_engine::EngineConfig;
 use rocmforge_server::{Server, ServerError};
 use serde_json::{Value, json};
 
-use crate::client::{TestServer, forge_mini, local, small, start};
+use crate::client::{TestServer, forge_mini, local, roomy, small, start};
 
 const COMPLETIONS: &str = "/v1/completions";
 
 /// A request that takes long.
 fn long() -> Value {
     json!({"prompt": "Once", "max_tokens": 100_000, "ignore_eos": true, "stream": true})
-}
-
-/// A context in which an answer takes seconds.
-fn roomy() -> EngineConfig {
-    EngineConfig {
-        n_ctx: Some(16_384),
-        kv_tokens: KvTokens::Exactly(65_536),
-        ..small()
-    }
 }
 
 #[test]

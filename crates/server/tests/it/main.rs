@@ -1,6 +1,8 @@
 //! The server over real connections, with forge-mini on the CPU.
 
+mod admin;
 mod anthropic;
+mod browser;
 mod caps;
 mod chaos;
 mod chat;

@@ -1,10 +1,11 @@
 //! The page: complete in itself, and alive in a browser.
 
-use std::process::Command;
-
+use rocmforge_server::{Keys, NewKey};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use crate::client::start;
+use crate::browser::Browser;
+use crate::client::{TestServer, forge_mini, local, roomy, small, start};
 
 /// Returns the texts between `<NAME>` and `</NAME>`.
 fn elements<'p>(page: &'p str, name: &str) -> Vec<&'p str> {
@@ -53,7 +54,7 @@ fn the_page_needs_nothing_from_elsewhere() {
 }
 
 /// Decodes Base64.
-fn decoded(text: &str) -> Vec<u8> {
+pub(crate) fn decoded(text: &str) -> Vec<u8> {
     let digit = |c: u8| match c {
         b'A'..=b'Z' => c - b'A',
         b'a'..=b'z' => c - b'a' + 26,
@@ -74,44 +75,154 @@ fn decoded(text: &str) -> Vec<u8> {
 
 #[test]
 fn the_page_comes_alive_in_a_browser() {
-    let browser = std::env::var_os("ROCMFORGE_CHROMIUM").unwrap_or("chromium".into());
     let server = start();
-    let profile = tempfile::tempdir().unwrap();
-    let output = Command::new(browser)
-        .args([
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-        ])
-        .args([
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-        ])
-        .args([
-            "--enable-logging=stderr",
-            "--virtual-time-budget=4000",
-            "--dump-dom",
-        ])
-        .arg(format!("--user-data-dir={}", profile.path().display()))
-        .arg(&server.url)
-        .output();
-    let Ok(output) = output else {
-        eprintln!("skipped: no Chromium on PATH; ROCMFORGE_CHROMIUM names one");
+    let Some(mut browser) = Browser::open(&server.url) else {
         return;
     };
-    let dom = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        dom.contains("<option value=\"forge-mini\">forge-mini</option>"),
-        "{dom}"
+    browser.wait_for("$('model').value === 'forge-mini'");
+    browser.wait_for("$('gauges').innerText.includes('KV cache 0 %')");
+    browser.check_sizes("chat");
+    browser.check_quiet(&server.url);
+}
+
+/// Markup that would run, in everything that a user or a model writes.
+#[test]
+fn text_stays_text() {
+    let server = start();
+    let Some(mut browser) = Browser::open(&server.url) else {
+        return;
+    };
+    let hostile = "<img src=x onerror=\"window.hit = 1\"><script>window.hit = 2</script>";
+    let markdown = format!(
+        "# {hostile}\n\n- {hostile}\n\n`{hostile}` **{hostile}** {hostile}\n\n```\n{hostile}\n```"
     );
-    assert!(dom.contains("KV cache <b>0 %</b>"), "{dom}");
-    let log = String::from_utf8_lossy(&output.stderr);
-    let console: Vec<&str> = log
-        .lines()
-        .filter(|line| line.contains("CONSOLE"))
-        .collect();
-    assert_eq!(console, [""; 0]);
+    let turns = json!([
+        {"role": "user", "content": hostile},
+        {"role": "assistant", "content": markdown, "reasoning": markdown, "error": hostile, "note": hostile},
+    ]);
+    let kept = json!([{ "turns": turns }]).to_string();
+    let script = format!(
+        "localStorage.setItem('rocmforge-conversations', {})",
+        json!(kept)
+    );
+    browser.eval(&script);
+    browser.go(&format!("{}/?again", server.url));
+    browser.wait_for("document.querySelectorAll('.turn').length === 2");
+    let shown = browser.eval("$('log').textContent");
+    // Every text but the name of the list's item, which is cut.
+    assert_eq!(
+        shown.as_str().unwrap().matches(hostile).count(),
+        15,
+        "{shown}"
+    );
+    assert_eq!(browser.eval("document.images.length"), 0);
+    assert_eq!(browser.eval("document.scripts.length"), 1);
+    assert_eq!(browser.eval("typeof window.hit"), "undefined");
+    browser.check_sizes("markup");
+    browser.check_quiet(&server.url);
+}
+
+#[test]
+fn stop_frees_the_blocks() {
+    let server = TestServer::start(local(), vec![forge_mini(roomy())]);
+    let Some(mut browser) = Browser::open(&server.url) else {
+        return;
+    };
+    browser.wait_for("$('model').value === 'forge-mini'");
+    // An answer that does not end by itself.
+    browser.eval(
+        "(() => { const own = fetch; window.fetch = (path, options) => own(path, options?.body \
+         ? { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) } : options); })()",
+    );
+    browser.eval("$('input').value = 'Tell me a story.'; $('input').focus()");
+    browser.press_enter();
+    browser.wait_for("document.querySelector('.turn.assistant')?.innerText.length > 20");
+    server.wait_for("vllm:num_requests_running", 1.0);
+    assert_eq!(browser.eval("$('send').innerText"), "Stop");
+    browser.eval("$('send').focus()");
+    browser.press_enter();
+    server.wait_for("vllm:num_requests_running", 0.0);
+    assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
+    browser.wait_for("$('send').innerText === 'Send' && $('log').innerText.includes('stopped')");
+    browser.check_sizes("answer");
+    browser.check_quiet(&server.url);
+}
+
+#[test]
+fn the_owner_ends_a_request_and_profiles_in_the_page() {
+    let server = TestServer::start(local(), vec![forge_mini(roomy())]);
+    let body = json!({"prompt": "Once", "max_tokens": 100_000, "ignore_eos": true, "stream": true});
+    let begin = |id| {
+        let mut lines = server.lines("/v1/completions", &body, &[("x-request-id", id)]);
+        lines.next().unwrap();
+        lines
+    };
+    let Some(mut browser) = Browser::open(&format!("{}/#server", server.url)) else {
+        return;
+    };
+    browser.wait_for("$('requests-note').innerText === 'None.'");
+    let (stays, ends) = (begin("stays"), begin("ends"));
+    let states =
+        "[...document.querySelectorAll('[data-label=State]')].map((cell) => cell.innerText).join()";
+    browser.wait_for(&format!("{states} === 'decode, streams,decode, streams'"));
+    // By the keyboard: the button of the second row.
+    let button = "document.querySelector('[data-id=ends] button')";
+    assert_eq!(
+        browser.eval(&format!("{button}.ariaLabel")),
+        "End request ends"
+    );
+    browser.eval(&format!("{button}.focus()"));
+    browser.press_enter();
+    let last = ends.filter(|line| !line.is_empty()).last().unwrap();
+    assert!(last.contains("ended_by_owner"), "{last}");
+    browser.wait_for("$('requests').tBodies[0].rows.length === 1");
+    drop(stays);
+    let profiled = begin("profiled");
+    browser.eval("$('seconds').value = '1'; $('start').focus()");
+    browser.press_enter();
+    browser.wait_for("$('profile').innerText.includes('By shape')");
+    let rows = browser.eval("$('profile').querySelector('table').tBodies[0].innerText");
+    assert!(rows.as_str().unwrap().starts_with("decode"), "{rows}");
+    browser.check_sizes("server");
+    browser.eval("$('profile').lastElementChild.scrollIntoView({ block: 'end' })");
+    browser.check_sizes("profile");
+    drop(profiled);
+    // The report, for a browser that is sent there.
+    let reported = begin("reported");
+    browser.go(&format!("{}/admin/profile?seconds=1", server.url));
+    browser.wait_for("document.querySelector('h1').innerText === 'Live traffic'");
+    browser.wait_for("document.querySelector('#shapes td')");
+    browser.check_sizes("report");
+    drop(reported);
+    browser.go(&format!("{}/#server", server.url));
+    browser.wait_for("$('requests-note').innerText === 'None.'");
+    browser.check_quiet(&server.url);
+}
+
+#[test]
+fn the_page_asks_for_a_key_that_suffices() {
+    let keys = ["user", "owner"].map(|name| NewKey::create(name).unwrap());
+    let [user, owner] = &keys;
+    let mut config = local();
+    config.keys = Keys::parse(&format!(
+        "{}\n{}:infer,metrics,admin",
+        user.line, owner.line
+    ))
+    .unwrap();
+    let server = TestServer::start(config, vec![forge_mini(small())]);
+    let Some(mut browser) = Browser::open(&format!("{}/robots.txt", server.url)) else {
+        return;
+    };
+    let give = |browser: &mut Browser, key: &NewKey| {
+        browser.eval(&format!(
+            "sessionStorage.setItem('rocmforge-key', '{}')",
+            key.key
+        ));
+    };
+    give(&mut browser, user);
+    browser.go(&format!("{}/#server", server.url));
+    browser.wait_for("$('requests-note').innerText.includes('scope') && !$('other-key').hidden");
+    give(&mut browser, owner);
+    browser.wait_for("$('requests-note').innerText === 'None.' && $('other-key').hidden");
+    assert_eq!(browser.eval("$('model').value"), "forge-mini");
 }

@@ -50,7 +50,7 @@ pub(crate) async fn create(
     let model = app.model(fields.take::<String>("model")?.as_deref())?;
     let mut kept = Kept {
         store: fields.take("store")?.unwrap_or(false),
-        owner: caller.0.as_ref().map(|key| key.name.to_string()),
+        owner: caller.key.as_ref().map(|key| key.name.to_string()),
         items: Vec::new(),
     };
     let previous: Option<String> = fields.take("previous_response_id")?;
@@ -119,7 +119,7 @@ pub(crate) async fn delete(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let owner = caller.0.as_ref().map(|key| &*key.name);
+    let owner = caller.key.as_ref().map(|key| &*key.name);
     match app.responses.remove(&id, owner) {
         true => Ok(Json(
             json!({ "id": id, "object": "response", "deleted": true }),

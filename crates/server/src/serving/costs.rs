@@ -1,0 +1,43 @@
+//! What the steps of a model cost at least, by the roofline of its device.
+
+use std::sync::Arc;
+
+use rocmforge_engine::EngineConfig;
+use rocmforge_model::Model;
+use rocmforge_plan::{BatchShape, KvType, Plan, PlanCost, Roofline, Weights};
+
+/// The operations of a model and the peaks of its device.
+pub struct Costs {
+    plan: Plan,
+    weights: Arc<Weights>,
+    kv_type: KvType,
+    /// Without peaks, nobody knows.
+    roofline: Option<Roofline>,
+}
+
+impl Costs {
+    /// Takes the operations of `model` as the engine of `config` runs them.
+    pub fn new(model: &Model, config: &EngineConfig, roofline: Option<Roofline>) -> Costs {
+        Costs {
+            plan: model.compiled_plan(config.fusion),
+            weights: Arc::clone(&model.weights),
+            kv_type: config.kv_type,
+            roofline,
+        }
+    }
+
+    pub(crate) fn kv_type(&self) -> KvType {
+        self.kv_type
+    }
+
+    /// Returns the seconds of a step with every operation at the roofline, if the peaks are known.
+    pub(crate) fn least_seconds(&self, shape: &BatchShape) -> Option<f64> {
+        let cost = PlanCost {
+            plan: &self.plan,
+            weights: &self.weights,
+            kv_type: self.kv_type,
+        };
+        let roofline = self.roofline.as_ref()?;
+        Some(cost.step_seconds(shape, roofline))
+    }
+}
