@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use rocmforge_engine::serve::ServeOptions;
 use rocmforge_gguf::GgmlType;
 use rocmforge_model::{Pooling, Purpose};
 use rocmforge_server::Model;
@@ -107,7 +108,13 @@ fn models() -> Vec<Model> {
     let path = folder.path().join("rank.gguf");
     fs::write(&path, reranker.unwrap().unwrap().to_vec().unwrap()).unwrap();
     let of = |name: &str, path: &Path, pooling| {
-        model(name, path, Purpose::Embeddings(Some(pooling)), small(), 64)
+        model(
+            name,
+            path,
+            Purpose::Embeddings(Some(pooling)),
+            small(),
+            ServeOptions::default(),
+        )
     };
     vec![
         with_marks(),
