@@ -18,7 +18,7 @@ use crate::config::{Config, Limits};
 use crate::http::auth::{self, Caller};
 use crate::http::cors::Origins;
 use crate::http::error::ApiError;
-use crate::http::fields::Fields;
+use crate::http::fields::{Fields, IGNORED};
 use crate::http::keys::Keys;
 use crate::observe::access_log;
 use crate::observe::metrics::Metrics;
@@ -29,9 +29,6 @@ use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::{Model, Served};
 use crate::serving::workers::Workers;
 use crate::{anthropic, llama, ollama, openai, openapi, page};
-
-/// Fields of a request that the server does not know.
-pub(crate) const IGNORED: &str = "x-ignored-fields";
 
 /// The state of the server.
 pub(crate) struct App {

@@ -56,7 +56,7 @@ pub(super) async fn create(
     let mut response = match generation.stream {
         true => {
             let encoder = MessageEvents::new(head, reader, stops, n_prompt);
-            events(choices, encoder, &app).await?
+            events(choices, encoder, &app.lifecycle, &app.limits).await?
         }
         false => {
             let (mut wholes, totals) = app.unless_aborted(choices.whole()).await?;

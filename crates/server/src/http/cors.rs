@@ -6,7 +6,7 @@ use axum::http::{HeaderName, HeaderValue, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::auth::REQUEST_ID;
-use crate::app::IGNORED;
+use crate::http::fields::IGNORED;
 
 /// Time for which a browser need not ask again whether it may send a request.
 const MAX_AGE: Duration = Duration::from_secs(600);

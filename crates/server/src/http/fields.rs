@@ -13,6 +13,9 @@ const MAX_NAMES: usize = 16;
 /// Longest name in the header.
 const MAX_NAME_BYTES: usize = 48;
 
+/// Header that names the fields of a request that the server does not know.
+pub(crate) const IGNORED: &str = "x-ignored-fields";
+
 /// The fields of a JSON object that are not read yet.
 pub(crate) struct Fields(Map<String, Value>);
 

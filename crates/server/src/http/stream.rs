@@ -10,9 +10,9 @@ use serde::Serialize;
 use tokio::time::{Instant, Interval, interval_at, timeout};
 
 use super::error::ApiError;
-use crate::app::App;
+use crate::config::Limits;
 use crate::serving::choices::{Choices, Totals, Update};
-use crate::serving::lifecycle::{Phase, Phases};
+use crate::serving::lifecycle::{Lifecycle, Phase, Phases};
 
 /// Bytes for the client that are not sent yet.
 #[derive(Default)]
@@ -98,18 +98,22 @@ enum Step {
 pub(crate) async fn events<E: Encoder>(
     mut choices: Choices,
     encoder: E,
-    app: &App,
+    lifecycle: &Lifecycle,
+    limits: &Limits,
 ) -> Result<Response, ApiError> {
     choices.are_streamed();
-    let begun = app.unless_aborted(choices.begun());
-    if let Ok(begun) = timeout(app.limits.head_timeout, begun).await {
-        begun?;
+    tokio::select! {
+        biased;
+        begun = timeout(limits.head_timeout, choices.begun()) => {
+            begun.unwrap_or(Ok(()))?;
+        }
+        () = lifecycle.aborting() => return Err(ApiError::stopping()),
     }
-    let ping_interval = app.limits.ping_interval;
+    let ping_interval = limits.ping_interval;
     let pump = Pump {
         choices,
         encoder,
-        phases: app.lifecycle.phases(),
+        phases: lifecycle.phases(),
         ping: interval_at(Instant::now() + ping_interval, ping_interval),
         step: Step::Begin,
     };

@@ -154,7 +154,7 @@ impl Asked {
             ended: vec![Ended::default(); n_answers],
         };
         let mut response = match generation.stream {
-            true => events(choices, answers, &app).await?,
+            true => events(choices, answers, &app.lifecycle, &app.limits).await?,
             false => {
                 let (wholes, totals) = app.unless_aborted(choices.whole()).await?;
                 let wholes = wholes.into_iter().enumerate();

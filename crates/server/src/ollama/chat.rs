@@ -219,7 +219,7 @@ async fn respond(
     stream: bool,
 ) -> Result<Response, ApiError> {
     if stream {
-        return events(choices, lines, app).await;
+        return events(choices, lines, &app.lifecycle, &app.limits).await;
     }
     let (mut wholes, totals) = app.unless_aborted(choices.whole()).await?;
     let whole = wholes.pop().unwrap_or_default();

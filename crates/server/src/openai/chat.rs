@@ -113,7 +113,7 @@ pub(crate) async fn create(
         true => {
             let include_usage = generation.include_usage;
             let encoder = ChatEvents::new(head, model, readers, logprobs.is_some(), include_usage);
-            events(choices, encoder, &app).await?
+            events(choices, encoder, &app.lifecycle, &app.limits).await?
         }
         false => {
             let (wholes, totals) = app.unless_aborted(choices.whole()).await?;

@@ -109,7 +109,7 @@ pub(crate) async fn create(
                 answers,
                 include_usage: generation.include_usage,
             };
-            events(choices, encoder, &app).await?
+            events(choices, encoder, &app.lifecycle, &app.limits).await?
         }
         false => {
             let (wholes, totals) = app.unless_aborted(choices.whole()).await?;

@@ -99,7 +99,7 @@ pub(crate) async fn create(
     let mut response = match generation.stream {
         true => {
             let encoder = ResponseEvents::new(answered, Arc::clone(&app), kept);
-            stream(choices, encoder, &app).await?
+            stream(choices, encoder, &app.lifecycle, &app.limits).await?
         }
         false => {
             let (mut wholes, totals) = app.unless_aborted(choices.whole()).await?;
