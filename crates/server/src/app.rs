@@ -1,34 +1,30 @@
-//! What all requests share, and the table of routes.
+//! What all requests share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use axum::Json;
 use axum::body::{Bytes, HttpBody as _, to_bytes};
-use axum::extract::{FromRequest, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::middleware::from_fn_with_state;
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
-use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
 
 use crate::admin::control::Control;
 use crate::config::{Config, Limits};
-use crate::http::auth::{self, Caller};
+use crate::http::caller::Caller;
 use crate::http::cors::Origins;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, IGNORED};
 use crate::http::keys::Keys;
-use crate::observe::access_log;
 use crate::observe::metrics::Metrics;
 use crate::observe::requests::Requests;
-use crate::openai::responses::Store;
+use crate::openai::responses::store::Store;
 use crate::serving::choices::Ticket;
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::{Model, Served};
 use crate::serving::workers::Workers;
-use crate::{anthropic, llama, ollama, openai, openapi, page};
 
 /// The state of the server.
 pub(crate) struct App {
@@ -48,7 +44,7 @@ pub(crate) struct App {
     /// Responses that clients may continue.
     pub(crate) responses: Store,
     pub(crate) requests: Arc<Requests>,
-    metrics: Metrics,
+    pub(crate) metrics: Metrics,
     /// Ids begin with it, so that those of two servers differ.
     instance: u64,
     n_ids: AtomicU64,
@@ -163,54 +159,6 @@ impl App {
             response.headers_mut().insert(IGNORED, value);
         }
     }
-}
-
-/// Returns the table of routes; `admin` are those of the server's owner.
-pub(crate) fn router(app: Arc<App>, admin: Router<Arc<App>>) -> Router {
-    let infer = openai::routes()
-        .merge(anthropic::routes())
-        .merge(llama::routes())
-        .merge(ollama::routes())
-        .route_layer(from_fn_with_state(Arc::clone(&app), auth::infer));
-    let admin = admin.route_layer(from_fn_with_state(Arc::clone(&app), auth::admin));
-    let metrics = Router::new()
-        .route("/metrics", get(metrics))
-        .route_layer(from_fn_with_state(Arc::clone(&app), auth::metrics));
-    let router = Router::new()
-        .route("/", get(page::page))
-        .route("/openapi.json", get(openapi::document))
-        .merge(llama::probes())
-        .merge(infer)
-        .merge(metrics)
-        .merge(admin)
-        .fallback(no_route)
-        .method_not_allowed_fallback(wrong_method);
-    let router = match app.origins.layer() {
-        None => router,
-        Some(layer) => router.layer(layer),
-    };
-    router
-        .layer(from_fn_with_state(Arc::clone(&app), auth::host_and_id))
-        .layer(from_fn_with_state(Arc::clone(&app), access_log::log))
-        .with_state(app)
-}
-
-async fn no_route() -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "there is no such route")
-}
-
-async fn wrong_method() -> ApiError {
-    ApiError::new(
-        StatusCode::METHOD_NOT_ALLOWED,
-        "this route has another method; the header `allow` names it",
-    )
-}
-
-/// `GET /metrics`
-async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.metrics.text(app.models.iter().map(|model| &**model));
-    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
 /// The body of a request: a JSON object.

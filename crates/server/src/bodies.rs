@@ -2,7 +2,7 @@
 
 use crate::anthropic;
 use crate::config::Limits;
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::openai::chat::Chat;

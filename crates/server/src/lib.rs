@@ -20,6 +20,7 @@ mod ollama;
 mod openai;
 mod openapi;
 mod page;
+mod routes;
 mod run;
 mod serving;
 

@@ -10,13 +10,13 @@ use axum::http::{Request, StatusCode, header};
 use serde_json::json;
 use tower::ServiceExt as _;
 
-use crate::admin;
-use crate::app::{App, router};
+use crate::app::App;
 use crate::config::Config;
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::connections;
 use crate::http::tls::Tls;
 use crate::openai;
+use crate::routes;
 use crate::serving::lifecycle::Phase;
 use crate::serving::model::Model;
 
@@ -153,7 +153,7 @@ impl Server {
             runtime: tokio::runtime::Handle::current(),
             app: Arc::clone(&self.app),
         };
-        let router = router(Arc::clone(&self.app), admin::routes());
+        let router = routes::router(Arc::clone(&self.app));
         let connections = connections::serve(
             listener,
             router,

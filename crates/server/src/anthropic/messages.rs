@@ -12,7 +12,7 @@ use super::conversation::{messages, tools};
 use super::events::{MessageEvents, content, stop, usage};
 use crate::app::{App, Body};
 use crate::config::Limits;
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::stream::events;

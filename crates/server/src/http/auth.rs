@@ -2,67 +2,25 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, MatchedPath, Request, State};
-use axum::http::request::Parts;
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
+use super::caller::{Caller, REQUEST_ID};
 use super::cors::Origins;
 use super::error::ApiError;
 use super::keys::{Key, Scope};
 use crate::anthropic::AnthropicError;
 use crate::app::App;
-use crate::observe::requests::Asked;
 use crate::ollama::OllamaError;
 
-/// The header with the id of a request.
-pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Where Anthropic's clients send their key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Where a browser says which page caused a request.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Longest id that a client may choose.
 const MAX_ID_BYTES: usize = 128;
-
-/// The client of a request, and what it asked for.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Caller {
-    /// Its key, if the server has keys.
-    pub(crate) key: Option<Arc<Key>>,
-    /// The id of the request.
-    pub(crate) id: String,
-    /// The route as in the server's table.
-    pub(crate) route: String,
-}
-
-impl Caller {
-    /// Returns what the owner may know of the request.
-    pub(crate) fn asked(&self) -> Asked {
-        Asked {
-            id: self.id.clone(),
-            route: self.route.clone(),
-            key: self.key.as_ref().map(|key| key.name.to_string()),
-        }
-    }
-
-    /// Caches of callers with different salts are apart.
-    pub(crate) fn cache_salt(&self, own: Option<String>) -> Option<String> {
-        match (&self.key, own) {
-            (None, own) => own,
-            (Some(key), own) => Some(format!("{}:{}", key.name, own.unwrap_or_default())),
-        }
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Caller {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, ApiError> {
-        let caller = parts.extensions.get::<Caller>().cloned();
-        caller.ok_or_else(|| ApiError::internal("this route checks no key"))
-    }
-}
 
 /// Lets requests with a key for answers pass.
 pub(crate) async fn infer(state: State<Arc<App>>, request: Request, next: Next) -> Response {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use super::auth::REQUEST_ID;
+use super::caller::REQUEST_ID;
 use crate::http::fields::IGNORED;
 
 /// Time for which a browser need not ask again whether it may send a request.

@@ -1,6 +1,7 @@
 //! HTTP: connections, keys, request bodies, errors and streams.
 
 pub(crate) mod auth;
+pub(crate) mod caller;
 pub(crate) mod connections;
 pub(crate) mod cors;
 pub(crate) mod error;

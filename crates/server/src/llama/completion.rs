@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::{App, Body};
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::stream::{Encoder, Out, events};

@@ -14,7 +14,7 @@ use rocmforge_text::tokenizer::{EncodeOptions, LeadingSpace, SpecialText, Tokeni
 use serde_json::{Value, json};
 
 use crate::app::{App, Body};
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::openai::chat::Chat;
 use crate::serving::lifecycle::Phase;

@@ -13,7 +13,7 @@ use axum::response::Response;
 use serde_json::json;
 
 use crate::app::App;
-use crate::http::auth::{Caller, REQUEST_ID};
+use crate::http::caller::{Caller, REQUEST_ID};
 
 /// Writes a line about each request, if the server is to.
 pub(crate) async fn log(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {

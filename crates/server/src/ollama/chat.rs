@@ -16,7 +16,7 @@ use super::OllamaError;
 use super::events::{Lines, Shape};
 use super::models::named;
 use crate::app::{App, Body};
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::stream::events;

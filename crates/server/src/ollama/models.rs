@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::OllamaError;
 use crate::app::{App, Body};
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::openai::embeddings::{Input, vectors};

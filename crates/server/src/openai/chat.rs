@@ -19,7 +19,7 @@ use super::messages::{check_tools, for_template, with_text_arguments};
 use super::usage::{Timings, usage};
 use crate::app::{App, Body};
 use crate::config::Limits;
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::stream::events;

@@ -20,7 +20,7 @@ use super::logprobs::CompletionLogprobs;
 use super::usage::{Timings, usage};
 use crate::app::{App, Body};
 use crate::config::Limits;
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::stream::{Encoder, Out, events};

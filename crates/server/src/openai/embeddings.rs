@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::app::{App, Body};
 use crate::base64::base64;
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::serving::choices::Ticket;

@@ -12,7 +12,7 @@ use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
 use serde_json::{Value, json};
 
 use crate::config::Limits;
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rocmforge_engine::FinishReason;
 use serde_json::{Value, json};
 
-use super::Kept;
 use super::output::{Response, call, message, part, reasoning};
+use super::store::Kept;
 use crate::app::App;
 use crate::http::error::ApiError;
 use crate::http::stream::{Encoder, Out};

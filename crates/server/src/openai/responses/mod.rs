@@ -3,7 +3,7 @@
 mod events;
 mod input;
 mod output;
-mod store;
+pub(crate) mod store;
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::chat::{Chat, named};
 use super::generation::Generation;
 use super::messages::{check_tools, for_template};
 use crate::app::{App, Body};
-use crate::http::auth::Caller;
+use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::stream::events as stream;
@@ -29,16 +29,7 @@ use crate::serving::structured::{Forced, of_format};
 
 use events::ResponseEvents;
 use output::Response as Answered;
-pub(crate) use store::Store;
-
-/// What `previous_response_id` continues, and what of a response is kept for it.
-#[derive(Clone)]
-struct Kept {
-    store: bool,
-    owner: Option<String>,
-    /// Items of the conversation up to the answer.
-    items: Vec<Value>,
-}
+use store::Kept;
 
 /// `POST /v1/responses`
 pub(crate) async fn create(

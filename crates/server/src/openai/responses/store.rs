@@ -6,12 +6,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
-use super::Kept;
-
 /// Bytes of all conversations that are kept, as JSON. The oldest are forgotten first.
 const MAX_BYTES: usize = 64 << 20;
 /// Conversations that are kept.
 const MAX_RESPONSES: usize = 10_000;
+
+/// What `previous_response_id` continues, and what of a response is kept for it.
+#[derive(Clone)]
+pub(super) struct Kept {
+    pub(super) store: bool,
+    pub(super) owner: Option<String>,
+    /// Items of the conversation up to the answer.
+    pub(super) items: Vec<Value>,
+}
 
 /// The conversations.
 #[derive(Default)]
