@@ -33,6 +33,6 @@ pub use config::{ContextPolicy, Device, EngineConfig, KvTokens, PrefixSharing};
 pub use error::{ConfigError, DeviceError, RuntimeError};
 pub use executor::{Executor, Pending};
 pub use limits::{Limits, Output, Resolved};
-pub use place::{Fit, Fits, fit};
+pub use place::{Fit, Fits, fit, free_bytes};
 pub use start::{Started, start};
 pub use times::StepObserver;

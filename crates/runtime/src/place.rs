@@ -12,7 +12,7 @@ use crate::error::{ConfigError, RuntimeError};
 use crate::gpu::{self, Experts, GpuLayers, Offload};
 use crate::limits::{self, MemoryBudget, Output, Resolved};
 use cpu_bytes::CpuBytes;
-pub use fit::{Fit, Fits, fit};
+pub use fit::{Fit, Fits, fit, free_bytes};
 use rocmforge_cpu::memory;
 use rocmforge_model::Model;
 use rocmforge_plan::{Placement, Plan, PlanPart, Side, Split};

@@ -9,6 +9,7 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use http_body_util::BodyExt as _;
+use rocmforge_engine::Failure;
 use serde_json::Value;
 
 use crate::admin::control::Control;
@@ -22,14 +23,14 @@ use crate::observe::metrics::Metrics;
 use crate::observe::requests::Requests;
 use crate::openai::responses::store::Store;
 use crate::serving::choices::Ticket;
+use crate::serving::fleet::{Fleet, Offer};
 use crate::serving::lifecycle::Lifecycle;
-use crate::serving::model::{Model, Served};
+use crate::serving::model::Served;
 use crate::serving::workers::Workers;
 
 /// The state of the server.
 pub(crate) struct App {
-    /// The first one answers requests that name none.
-    pub(crate) models: Vec<Arc<Served>>,
+    pub(crate) fleet: Arc<Fleet>,
     keys: RwLock<Keys>,
     pub(crate) limits: Limits,
     /// Writes a line of the access log.
@@ -44,22 +45,20 @@ pub(crate) struct App {
     /// Responses that clients may continue.
     pub(crate) responses: Store,
     pub(crate) requests: Arc<Requests>,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
     /// Ids begin with it, so that those of two servers differ.
     instance: u64,
     n_ids: AtomicU64,
 }
 
 impl App {
-    pub(crate) fn new(config: &Config, models: Vec<Model>) -> App {
-        let metrics = Metrics::new();
-        let served = |model: Model| {
-            let of_model = metrics.of_model(&model.name);
-            Arc::new(Served::new(model, of_model))
-        };
+    pub(crate) fn new(config: &Config, offers: Vec<Offer>) -> App {
+        let metrics = Arc::new(Metrics::new());
+        let of_fleet = Arc::clone(&metrics);
+        let fleet = Fleet::new(offers, config.max_model_bytes, of_fleet, config.notice);
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         App {
-            models: models.into_iter().map(served).collect(),
+            fleet: Arc::new(fleet),
             keys: RwLock::new(config.keys.clone()),
             access_log: config.access_log,
             limits: config.limits.clone(),
@@ -95,27 +94,23 @@ impl App {
         format!("{prefix}{:08x}{n:08x}", self.instance)
     }
 
-    /// Returns the model of this name, the first one without a name.
+    /// Takes the name of the model from a request, and returns the model; the first one without a name. One that is not in
+    /// memory is loaded.
     ///
     /// # Errors
-    /// There is no such model.
-    pub(crate) fn model(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
-        let found = match name {
-            None | Some("") => self.models.first(),
-            Some(name) => self.models.iter().find(|model| model.name == name),
-        };
-        found.cloned().ok_or_else(|| {
-            let names: Vec<&str> = self.models.iter().map(|model| &*model.name).collect();
-            let message = format!(
-                "there is no such model; this server has {}",
-                names.join(", ")
-            );
-            let error = ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found");
-            ApiError {
-                param: Some("model".to_string()),
-                ..error
-            }
-        })
+    /// There is no such model, it cannot be loaded, or not in time.
+    pub(crate) async fn model(&self, fields: &mut Fields) -> Result<Arc<Served>, ApiError> {
+        self.model_named(fields.take::<String>("model")?.as_deref())
+            .await
+    }
+
+    /// As [`App::model`], with a name.
+    pub(crate) async fn model_named(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
+        let model = self.fleet.model(self.fleet.slot(name)?);
+        let model = tokio::time::timeout(self.limits.max_queue_time, model);
+        let late = |_| ApiError::from(Failure::NotStarted);
+        self.unless_aborted(async { model.await.map_err(late)? })
+            .await
     }
 
     /// Lets a request in.

@@ -22,6 +22,8 @@ pub struct Config {
     /// Without it, connections are not encrypted.
     pub tls: Option<Tls>,
     pub limits: Limits,
+    /// Bytes that the models in memory may take together.
+    pub max_model_bytes: Option<u64>,
     /// Writes a line of JSON about each request; see [`Config::notice`] for other messages.
     pub access_log: Option<fn(&str)>,
     /// Takes what the owner of the server should know.
@@ -39,6 +41,7 @@ impl Default for Config {
             origins: Origins::default(),
             tls: None,
             limits: Limits::default(),
+            max_model_bytes: None,
             access_log: None,
             notice: |_| {},
             drain_timeout: Duration::from_secs(30),

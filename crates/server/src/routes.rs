@@ -58,7 +58,7 @@ async fn wrong_method() -> ApiError {
 
 /// `GET /metrics`
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.metrics.text(app.models.iter().map(|model| &**model));
+    let text = app.metrics.text(&app.fleet.in_memory());
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }

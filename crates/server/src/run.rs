@@ -1,5 +1,6 @@
 //! Starts the server, and ends it in order.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -16,9 +17,11 @@ use crate::http::caller::Caller;
 use crate::http::connections;
 use crate::http::tls::Tls;
 use crate::openai;
+use crate::openai::generation::Generation;
 use crate::routes;
+use crate::serving::fleet::Offer;
 use crate::serving::lifecycle::Phase;
-use crate::serving::model::Model;
+use crate::serving::model::Served;
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +44,10 @@ pub enum ServerError {
     NoModel,
     #[error("two models are called {name}; give one of them another name")]
     SameName { name: String },
+    #[error("the defaults of {name} cannot be used: {message}")]
+    Defaults { name: String, message: String },
+    #[error("{name} cannot be loaded: {message}")]
+    Load { name: String, message: String },
     #[error("{name} does not answer: {message}")]
     SelfTest { name: String, message: String },
     #[error("cannot start the server's threads: {0}")]
@@ -85,7 +92,7 @@ impl Server {
     ///
     /// # Errors
     /// The address is in use or open to other machines without keys, or the names of the models are not good.
-    pub fn bind(config: Config, models: Vec<Model>) -> Result<Server, ServerError> {
+    pub fn bind(config: Config, models: Vec<Offer>) -> Result<Server, ServerError> {
         let address = config.address;
         if config.keys.is_empty() && !address.ip().is_loopback() {
             return Err(ServerError::NoKeys { address });
@@ -96,10 +103,20 @@ impl Server {
         if models.is_empty() {
             return Err(ServerError::NoModel);
         }
-        for (at, model) in models.iter().enumerate() {
-            if models[..at].iter().any(|other| other.name == model.name) {
-                let name = model.name.clone();
-                return Err(ServerError::SameName { name });
+        for model in &models {
+            let checked = Generation::check_defaults(&model.defaults, &config.limits);
+            checked.map_err(|error| ServerError::Defaults {
+                name: model.name.clone(),
+                message: error.message,
+            })?;
+        }
+        let mut names = HashSet::new();
+        for model in &models {
+            for name in model.aliases.iter().chain([&model.name]) {
+                if !names.insert(name) {
+                    let name = name.clone();
+                    return Err(ServerError::SameName { name });
+                }
             }
         }
         let cannot = |error| ServerError::Listen { address, error };
@@ -120,12 +137,12 @@ impl Server {
         format!("{scheme}://{}", self.address)
     }
 
-    /// Serves until it is told to stop. `on_ready` is called once the server has answered a request of its own with each
-    /// model; SIGINT and SIGTERM stop it, and a second one ends it at once. SIGHUP
+    /// Loads the models and serves until it is told to stop. `on_ready` is called once the server has answered a request of
+    /// its own with each model that is loaded at the start; SIGINT and SIGTERM stop it, and a second one ends it at once. SIGHUP
     /// reads keys and certificates again.
     ///
     /// # Errors
-    /// A model gives no answer, or the system has no threads.
+    /// A model cannot be loaded or gives no answer, or the system has no threads.
     pub fn run(self, on_ready: impl FnOnce(&Stopper)) -> Result<(), ServerError> {
         allow_open_files();
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -163,7 +180,7 @@ impl Server {
         let life = async {
             signals::listen(stopper.clone()).map_err(ServerError::Threads)?;
             tokio::select! {
-                tested = self_test(&self.app) => tested?,
+                tested = prepare(&self.app) => tested?,
                 () = lifecycle.draining() => {}
             }
             lifecycle.enter(Phase::Ready);
@@ -197,32 +214,40 @@ fn allow_open_files() {
 #[cfg(not(unix))]
 fn allow_open_files() {}
 
-/// Sends each model a request through the routes that clients use.
-async fn self_test(app: &Arc<App>) -> Result<(), ServerError> {
-    for model in &app.models {
-        let (path, body) = match &model.embedding {
-            None => (
-                "/v1/completions",
-                json!({ "model": model.name, "prompt": "Hello", "max_tokens": 1 }),
-            ),
-            Some(_) => (
-                "/v1/embeddings",
-                json!({ "model": model.name, "input": "Hello" }),
-            ),
-        };
-        let request = Request::post(path)
-            .header(header::CONTENT_TYPE, "application/json")
-            .extension(Caller::default())
-            .body(Body::from(body.to_string()));
-        let request = request.expect("the request is valid");
-        let routes = openai::routes().with_state(Arc::clone(app));
-        let Ok(response) = routes.oneshot(request).await;
-        if response.status() != StatusCode::OK {
-            let body = axum::body::to_bytes(response.into_body(), 64 << 10).await;
-            let message = String::from_utf8_lossy(&body.unwrap_or_default()).into_owned();
-            let name = model.name.clone();
-            return Err(ServerError::SelfTest { name, message });
-        }
+/// Loads the models that are to be there from the start, and tests them.
+async fn prepare(app: &Arc<App>) -> Result<(), ServerError> {
+    let loaded = app.fleet.load_first().await;
+    loaded.map_err(|(name, message)| ServerError::Load { name, message })?;
+    for model in app.fleet.in_memory() {
+        self_test(app, &model).await?;
+    }
+    Ok(())
+}
+
+/// Sends a model a request through the routes that clients use.
+async fn self_test(app: &Arc<App>, model: &Served) -> Result<(), ServerError> {
+    let (path, body) = match &model.embedding {
+        None => (
+            "/v1/completions",
+            json!({ "model": model.name, "prompt": "Hello", "max_tokens": 1 }),
+        ),
+        Some(_) => (
+            "/v1/embeddings",
+            json!({ "model": model.name, "input": "Hello" }),
+        ),
+    };
+    let request = Request::post(path)
+        .header(header::CONTENT_TYPE, "application/json")
+        .extension(Caller::default())
+        .body(Body::from(body.to_string()));
+    let request = request.expect("the request is valid");
+    let routes = openai::routes().with_state(Arc::clone(app));
+    let Ok(response) = routes.oneshot(request).await;
+    if response.status() != StatusCode::OK {
+        let body = axum::body::to_bytes(response.into_body(), 64 << 10).await;
+        let message = String::from_utf8_lossy(&body.unwrap_or_default()).into_owned();
+        let name = model.name.clone();
+        return Err(ServerError::SelfTest { name, message });
     }
     Ok(())
 }

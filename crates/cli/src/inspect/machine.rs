@@ -22,7 +22,7 @@ pub fn devices(model: &Model, config: &EngineConfig) -> Vec<OnDevice> {
     let on_cpu = OnDevice {
         id: "cpu".to_string(),
         name: None,
-        fit: fit(model, &config.clone().on(Device::Cpu)),
+        fit: fit(model, &config.clone().on(Device::Cpu), None),
     };
     let open = OpenOptions::from_env();
     let gpus = gpu::survey(&open).devices.into_iter().map(|info| {
@@ -36,7 +36,7 @@ pub fn devices(model: &Model, config: &EngineConfig) -> Vec<OnDevice> {
             id: info.id.to_string(),
             name: Some(escape_control(&info.name).into_owned()),
             fit: match info.image {
-                Ok(_) => fit(model, &config),
+                Ok(_) => fit(model, &config, None),
                 Err(error) => Err(error.into()),
             },
         }

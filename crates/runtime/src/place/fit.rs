@@ -1,7 +1,7 @@
 //! Whether a model fits on a device: computed from its plan and the free memory, without loading it.
 
 use super::{Memory, Place, Planner};
-use crate::config::{Device, EngineConfig};
+use crate::config::{Device, EngineConfig, KvTokens};
 use crate::error::{ConfigError, RuntimeError};
 use crate::gpu::{self, Experts};
 use crate::limits::{self, MemoryBudget, Output};
@@ -17,6 +17,8 @@ pub struct Fit {
     pub n_ctx: usize,
     /// Bytes that must be free for the whole model with this context.
     pub needed_bytes: u64,
+    /// Bytes that the model takes if as many are free: those needed, and the rest of the KV cache that the settings allow.
+    pub wanted_bytes: u64,
     /// Free bytes; `None` if the system does not report them.
     pub free_bytes: Option<u64>,
     pub fits: Fits,
@@ -35,16 +37,21 @@ pub enum Fits {
     },
 }
 
-/// Returns how `model` fits on the device of `config`, whatever part of it the settings put there.
+/// Returns how `model` fits on the device of `config`, whatever part of it the settings put there: into the free memory, or
+/// into `bytes`.
 ///
 /// # Errors
 /// [`ConfigError`] if it does not run there with these settings; device errors.
-pub fn fit(model: &Model, config: &EngineConfig) -> Result<Fit, RuntimeError> {
+pub fn fit(model: &Model, config: &EngineConfig, bytes: Option<u64>) -> Result<Fit, RuntimeError> {
     match &config.device {
-        Device::Cpu => on_cpu(model, config, memory::available_bytes()),
+        Device::Cpu => on_cpu(model, config, bytes.or_else(memory::available_bytes)),
         Device::Gpu(gpu) => {
             let gpu = gpu.open()?;
-            let memory = Memory::of(&gpu)?;
+            let free = Memory::of(&gpu)?;
+            let memory = Memory {
+                gpu: bytes.unwrap_or(free.gpu),
+                ..free
+            };
             on_gpu(model, config, &gpu, memory)
         }
     }
@@ -64,6 +71,7 @@ pub(super) fn on_cpu(
     Ok(Fit {
         n_ctx,
         needed_bytes: budget.required_bytes(n_tokens, config.page),
+        wanted_bytes: budget.required_bytes(wanted_tokens(config, n_ctx), config.page),
         free_bytes,
         fits: match budget.fits(n_tokens, config.page) {
             true => Fits::Whole,
@@ -107,11 +115,31 @@ pub(super) fn on_gpu(
     };
     let budget = planner.budgets(&Place::Gpu)?.gpu;
     let n_tokens = limits::cache_tokens(config, n_ctx);
-    let needed = budget.map_or(0, |budget| budget.required_bytes(n_tokens, config.page));
+    let required = |n| budget.map_or(0, |budget| budget.required_bytes(n, config.page));
     Ok(Fit {
         n_ctx,
-        needed_bytes: needed,
+        needed_bytes: required(n_tokens),
+        wanted_bytes: required(wanted_tokens(config, n_ctx)),
         free_bytes: Some(memory.gpu),
         fits,
     })
+}
+
+/// Returns the size of the KV cache in tokens, if memory allows it.
+fn wanted_tokens(config: &EngineConfig, n_ctx: usize) -> usize {
+    match config.kv_tokens {
+        KvTokens::AtMost(n) => n.max(n_ctx),
+        KvTokens::OneContext | KvTokens::Exactly(_) => limits::cache_tokens(config, n_ctx),
+    }
+}
+
+/// Returns the free bytes of the device of `config`; `None` if the system does not report them.
+///
+/// # Errors
+/// Device errors.
+pub fn free_bytes(config: &EngineConfig) -> Result<Option<u64>, RuntimeError> {
+    match &config.device {
+        Device::Cpu => Ok(memory::available_bytes()),
+        Device::Gpu(gpu) => Ok(Some(Memory::of(&gpu.open()?)?.gpu)),
+    }
 }

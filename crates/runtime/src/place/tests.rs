@@ -7,6 +7,7 @@ use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_gpu::image_targets;
 
 use super::*;
+use crate::KvTokens;
 use rocmforge_plan::{BatchShape, PlanCost, SeqShape};
 use rocmforge_quantize::synthetic::{Shape, ShapeExperts, Synthetic};
 
@@ -315,6 +316,16 @@ fn a_fit_says_how_much_of_a_model_fits() {
     let on_cpu = |config: &EngineConfig, free| fit::on_cpu(&model, config, free);
     let whole = on_cpu(&settings, None).unwrap();
     assert_eq!((whole.n_ctx, whole.fits), (2048, Fits::Whole));
+    assert_eq!(whole.wanted_bytes, whole.needed_bytes);
+    let three = EngineConfig {
+        kv_tokens: KvTokens::AtMost(3 * 2048),
+        ..settings.clone()
+    };
+    let three = on_cpu(&three, None).unwrap();
+    assert_eq!(three.needed_bytes, whole.needed_bytes);
+    let context = model.plan.kv_bytes_per_token(settings.kv_type) * 2048;
+    let more = three.wanted_bytes - three.needed_bytes;
+    assert!((2 * context..4 * context).contains(&more), "{more}");
     // The file has 7 MiB of weights, and the cache takes 10 MiB.
     assert!((17 * MIB..40 * MIB).contains(&whole.needed_bytes));
     for (free, fits) in [

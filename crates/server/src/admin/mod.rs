@@ -17,8 +17,9 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::app::App;
+use crate::app::{App, Body};
 use crate::http::error::ApiError;
+use crate::serving::model::Served;
 use control::Reloaded;
 use profile::{MAX_STEPS, MAX_TIME, Until};
 
@@ -33,6 +34,8 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/admin/profile", get(profile))
         .route("/admin/drain", post(drain))
         .route("/admin/reload", post(reload))
+        .route("/models/load", post(load))
+        .route("/models/unload", post(unload))
 }
 
 /// `GET /admin/requests`
@@ -66,7 +69,7 @@ async fn profile(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let Query(wanted) = wanted.map_err(|error| ApiError::bad(error.body_text()))?;
-    let model = app.model(wanted.model.as_deref())?;
+    let model = in_memory(&app, wanted.model.as_deref())?;
     let n_steps = wanted.steps.unwrap_or(MAX_STEPS);
     if !(1..=MAX_STEPS).contains(&n_steps) {
         return Err(ApiError::field("steps", format!("use 1 to {MAX_STEPS}")));
@@ -94,6 +97,14 @@ async fn profile(
     })
 }
 
+/// Returns a model without loading it.
+fn in_memory(app: &App, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
+    app.fleet.slot(name)?.ready().ok_or_else(|| {
+        let error = ApiError::bad("the model is not in memory; load it first");
+        error.code("model_not_loaded")
+    })
+}
+
 /// Whether a browser asks.
 fn wants_page(headers: &HeaderMap) -> bool {
     let accept = headers
@@ -118,4 +129,18 @@ async fn reload(State(app): State<Arc<App>>) -> (StatusCode, Json<Reloaded>) {
         false => StatusCode::INTERNAL_SERVER_ERROR,
     };
     (status, Json(reloaded))
+}
+
+/// `POST /models/load`
+async fn load(State(app): State<Arc<App>>, Body(mut fields): Body) -> Result<Response, ApiError> {
+    let name: String = fields.need("model")?;
+    app.model_named(Some(&name)).await?;
+    Ok(app.answer(json!({ "success": true }), &fields))
+}
+
+/// `POST /models/unload`
+async fn unload(State(app): State<Arc<App>>, Body(mut fields): Body) -> Result<Response, ApiError> {
+    let name: String = fields.need("model")?;
+    app.fleet.unload(app.fleet.slot(Some(&name))?).await?;
+    Ok(app.answer(json!({ "success": true }), &fields))
 }

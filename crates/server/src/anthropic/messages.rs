@@ -31,7 +31,8 @@ pub(super) async fn create(
 ) -> Result<Response, AnthropicError> {
     let Body(mut fields) = body?;
     let ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
+    model.put_defaults(&mut fields);
     fields.refuse("n", &[json!(1)])?;
     fields.rename("stop_sequences", "stop");
     let generation = Generation::read(&mut fields, &caller, &app.limits)?;
@@ -83,7 +84,7 @@ pub(super) async fn count(
 ) -> Result<Response, AnthropicError> {
     let Body(mut fields) = body?;
     let _ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
     let (chat, calls) = read(&mut fields, &app.limits)?;
     let prompt = chat.prompt(&app, &model, None, calls).await?;
     let body = json!({ "input_tokens": prompt.ids.len() });

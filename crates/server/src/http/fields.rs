@@ -67,9 +67,12 @@ impl Fields {
         }
     }
 
-    /// Sets a field, unless it is there.
+    /// Sets a field, unless it is there. One that is null counts as missing.
     pub(crate) fn put_default(&mut self, name: &str, value: Value) {
-        self.0.entry(name).or_insert(value);
+        let field = self.0.entry(name).or_insert(Value::Null);
+        if field.is_null() {
+            *field = value;
+        }
     }
 
     /// Takes the first of these fields that is there.

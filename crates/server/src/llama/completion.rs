@@ -22,7 +22,7 @@ use crate::openai::completions::{prompts, tokens};
 use crate::openai::generation::{Form, Generation};
 use crate::openai::logprobs::of_token;
 use crate::openai::usage::Timings;
-use crate::serving::choices::{Choices, Totals, Update, Whole};
+use crate::serving::choices::{Choices, Ticket, Totals, Update, Whole};
 use crate::serving::model::Served;
 use crate::serving::structured::source;
 
@@ -35,10 +35,10 @@ pub(super) async fn complete(
     caller: Caller,
     Body(fields): Body,
 ) -> Result<Response, ApiError> {
-    let mut asked = Asked::read(&app, &caller, fields)?;
+    let mut asked = Asked::read(&app, &caller, fields).await?;
     let prompts = prompts(&mut asked.fields, &asked.generation, &app.limits)?;
     let encode = move |model: &Served| Ok(tokens(prompts, &model.tokenizer));
-    asked.answer(app, caller, encode).await
+    asked.answer(app, encode).await
 }
 
 /// A file beside the one with the gap, as clients send it.
@@ -55,7 +55,7 @@ pub(super) async fn infill(
     caller: Caller,
     Body(fields): Body,
 ) -> Result<Response, ApiError> {
-    let mut asked = Asked::read(&app, &caller, fields)?;
+    let mut asked = Asked::read(&app, &caller, fields).await?;
     let fields = &mut asked.fields;
     let extra: Vec<Extra> = fields.take("input_extra")?.unwrap_or_default();
     let files = extra.into_iter().map(|extra| File {
@@ -70,11 +70,12 @@ pub(super) async fn infill(
     };
     let max_tokens = asked.generation.max_tokens;
     let encode = move |model: &Served| Ok(vec![model.gap_prompt(&gap, max_tokens)?]);
-    asked.answer(app, caller, encode).await
+    asked.answer(app, encode).await
 }
 
 /// What both routes have.
 struct Asked {
+    ticket: Ticket,
     model: Arc<Served>,
     fields: Fields,
     generation: Generation,
@@ -85,8 +86,10 @@ struct Asked {
 }
 
 impl Asked {
-    fn read(app: &App, caller: &Caller, mut fields: Fields) -> Result<Asked, ApiError> {
-        let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    async fn read(app: &App, caller: &Caller, mut fields: Fields) -> Result<Asked, ApiError> {
+        let ticket = app.admit(caller)?;
+        let model = app.model(&mut fields).await?;
+        model.put_defaults(&mut fields);
         // llama-server's defaults.
         for (name, value) in [
             ("temperature", json!(0.8)),
@@ -105,6 +108,7 @@ impl Asked {
         }
         let generation = Generation::read(&mut fields, caller, &app.limits)?;
         Ok(Asked {
+            ticket,
             with_tokens: fields.take("return_tokens")?.unwrap_or(false) || generation.stream,
             wanted: fields.take("response_fields")?.unwrap_or_default(),
             generation,
@@ -117,10 +121,10 @@ impl Asked {
     async fn answer(
         self,
         app: Arc<App>,
-        caller: Caller,
         encode: impl FnOnce(&Served) -> Result<Vec<Vec<TokenId>>, ApiError> + Send + 'static,
     ) -> Result<Response, ApiError> {
         let Asked {
+            ticket,
             model,
             mut fields,
             generation,
@@ -128,7 +132,6 @@ impl Asked {
             n_probs,
             wanted,
         } = self;
-        let ticket = app.admit(&caller)?;
         let structure = source(&mut fields)?;
         let ignored = fields.unread();
         let of_model = Arc::clone(&model);

@@ -61,7 +61,7 @@ pub(crate) async fn live() -> Json<Value> {
 
 /// `GET /props`
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let model = app.model(None)?;
+    let model = app.model_named(None).await?;
     let text = |id: Option<TokenId>| id.map(|id| model.tokenizer.token_text(id).into_owned());
     Ok(Json(json!({
         "model_alias": model.name,
@@ -80,7 +80,7 @@ pub(crate) async fn tokenize(
     Body(mut fields): Body,
 ) -> Result<Response, ApiError> {
     let _ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
     let content: String = fields.need("content")?;
     let options = EncodeOptions {
         add_special: fields.take("add_special")?.unwrap_or(false),
@@ -113,7 +113,7 @@ pub(crate) async fn detokenize(
     Body(mut fields): Body,
 ) -> Result<Response, ApiError> {
     let _ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
     let tokens: Vec<TokenId> = fields.need("tokens")?;
     let n_vocab = model.tokenizer.n_vocab();
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= n_vocab) {
@@ -133,7 +133,7 @@ pub(crate) async fn apply_template(
     Body(mut fields): Body,
 ) -> Result<Response, ApiError> {
     let _ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
     let chat = Chat::read(&mut fields, &app.limits)?;
     let work = move || Ok(chat.rendered(&model)?.text().to_string());
     let prompt = app.workers.run(work).await?;

@@ -1,10 +1,11 @@
 //! Metrics for Prometheus. Their names are vLLM's where it has them, so that dashboards for it work unchanged.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use prometheus::{
-    Counter, CounterVec, Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
-    IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder as _, GaugeVec, Histogram, HistogramOpts, HistogramVec,
+    IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 use rocmforge_engine::{FinishReason, PrefixSharing};
 
@@ -61,6 +62,8 @@ pub(crate) struct Metrics {
     device_seconds: CounterVec,
     roofline_share: GaugeVec,
     cache: IntGaugeVec,
+    /// Held while the gauges are set.
+    reading: Mutex<()>,
 }
 
 /// The metrics of one model.
@@ -73,9 +76,8 @@ pub(crate) struct ModelMetrics {
     failed_steps: IntCounter,
     ended: [IntCounter; 4],
     aborts: [IntCounter; 2],
-    running: IntGauge,
-    waiting: IntGauge,
-    kv_usage: Gauge,
+    /// The counters of the engine when the model was loaded.
+    before: [u64; 4],
     first_token: Histogram,
     inter_token: Histogram,
     per_output_token: Histogram,
@@ -87,8 +89,6 @@ pub(crate) struct ModelMetrics {
     answer_length: Histogram,
     iteration_tokens: Histogram,
     device_seconds: [Counter; 3],
-    roofline_share: GaugeVec,
-    cache: IntGaugeVec,
 }
 
 /// Values of the label `finished_reason`, in the order of [`ModelMetrics::ended`].
@@ -123,6 +123,7 @@ impl Metrics {
         let build = register(&registry, IntGaugeVec::new(build, &["version"]));
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Metrics {
+            reading: Mutex::default(),
             counters: [
                 counter("vllm:prompt_tokens_total", "Tokens of prompts."),
                 counter("vllm:generation_tokens_total", "Generated tokens."),
@@ -276,8 +277,8 @@ impl Metrics {
             .histograms
             .each_ref()
             .map(|h| h.with_label_values(&labels));
-        let [running, waiting] = self.gauges.each_ref().map(|g| g.with_label_values(&labels));
         let ended = |reason| self.finished.with_label_values(&[name, ENGINE, reason]);
+        let before = [&queries, &hits, &preemptions, &failed].map(IntCounter::get);
         ModelMetrics {
             prompt_tokens: prompt,
             generation_tokens: generation,
@@ -287,9 +288,7 @@ impl Metrics {
             failed_steps: failed,
             ended: REASONS.map(ended),
             aborts: CAUSES.map(|cause| self.aborts.with_label_values(&[name, cause])),
-            running,
-            waiting,
-            kv_usage: self.kv_usage.with_label_values(&labels),
+            before,
             first_token,
             inter_token,
             per_output_token,
@@ -304,15 +303,58 @@ impl Metrics {
                 self.device_seconds
                     .with_label_values(&[name, ENGINE, phase.name()])
             }),
-            roofline_share: self.roofline_share.clone(),
-            cache: self.cache.clone(),
+        }
+    }
+
+    /// Takes what a model's engine counts.
+    fn read(&self, model: &Served) {
+        let labels = [&*model.name, ENGINE];
+        let stats = model.engine.stats();
+        for (gauge, n) in self.gauges.iter().zip([stats.running, stats.waiting]) {
+            gauge.with_label_values(&labels).set(n as i64);
+        }
+        let usage = stats.blocks.used as f64 / stats.blocks.total.max(1) as f64;
+        self.kv_usage.with_label_values(&labels).set(usage);
+        if let Some(share) = model.steps.roofline_share(&model.costs) {
+            self.roofline_share.with_label_values(&labels).set(share);
+        }
+        let shares_prefixes = match model.engine.prefix_sharing() {
+            PrefixSharing::On => "True",
+            PrefixSharing::Off => "False",
+        };
+        let cache = self.cache.with_label_values(&[
+            &*model.name,
+            ENGINE,
+            &model.engine.block_tokens().to_string(),
+            &stats.blocks.total.to_string(),
+            model.costs.kv_type().name(),
+            shares_prefixes,
+        ]);
+        cache.set(1);
+        let of_model = &model.metrics;
+        let counters = [
+            (&of_model.prefix_queries, stats.prefix.queries),
+            (&of_model.prefix_hits, stats.prefix.hits),
+            (&of_model.preemptions, stats.preemptions),
+            (&of_model.failed_steps, stats.failed_steps),
+        ];
+        for ((counter, since), before) in counters.into_iter().zip(of_model.before) {
+            counter.inc_by((before + since).saturating_sub(counter.get()));
         }
     }
 
     /// Returns all metrics in Prometheus' text format, version 0.0.4.
-    pub(crate) fn text<'a>(&self, models: impl Iterator<Item = &'a Served>) -> Vec<u8> {
+    pub(crate) fn text(&self, models: &[Arc<Served>]) -> Vec<u8> {
+        let _one_at_a_time = self.reading.lock();
+        // Those of a model that has left the memory are gone.
+        for gauge in &self.gauges {
+            gauge.reset();
+        }
+        self.kv_usage.reset();
+        self.roofline_share.reset();
+        self.cache.reset();
         for model in models {
-            model.metrics.read(model);
+            self.read(model);
         }
         let mut text = Vec::new();
         let encoded = TextEncoder::new().encode(&self.registry.gather(), &mut text);
@@ -333,40 +375,6 @@ fn register<M: prometheus::core::Collector + Clone + 'static>(
 }
 
 impl ModelMetrics {
-    /// Takes what the engine counts.
-    fn read(&self, model: &Served) {
-        let stats = model.engine.stats();
-        self.running.set(stats.running as i64);
-        self.waiting.set(stats.waiting as i64);
-        let usage = stats.blocks.used as f64 / stats.blocks.total.max(1) as f64;
-        self.kv_usage.set(usage);
-        if let Some(share) = model.steps.roofline_share(&model.costs) {
-            let labels = [&*model.name, ENGINE];
-            self.roofline_share.with_label_values(&labels).set(share);
-        }
-        let shares_prefixes = match model.engine.prefix_sharing() {
-            PrefixSharing::On => "True",
-            PrefixSharing::Off => "False",
-        };
-        let cache = self.cache.with_label_values(&[
-            &*model.name,
-            ENGINE,
-            &model.engine.block_tokens().to_string(),
-            &stats.blocks.total.to_string(),
-            model.costs.kv_type().name(),
-            shares_prefixes,
-        ]);
-        cache.set(1);
-        for (counter, now) in [
-            (&self.prefix_queries, stats.prefix.queries),
-            (&self.prefix_hits, stats.prefix.hits),
-            (&self.preemptions, stats.preemptions),
-            (&self.failed_steps, stats.failed_steps),
-        ] {
-            counter.inc_by(now.saturating_sub(counter.get()));
-        }
-    }
-
     /// Returns what counts the steps of the model's engine.
     pub(crate) fn steps(&self) -> Steps {
         Steps::new(self.device_seconds.clone(), self.iteration_tokens.clone())

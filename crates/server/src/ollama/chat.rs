@@ -23,7 +23,8 @@ use crate::http::stream::events;
 use crate::openai::chat::Chat;
 use crate::openai::generation::{Form, Generation};
 use crate::openai::messages::{check_tools, for_template};
-use crate::serving::choices::Choices;
+use crate::serving::choices::{Choices, Ticket};
+use crate::serving::model::Served;
 use crate::serving::reader::{Calls, Reader};
 
 /// `POST /api/chat`
@@ -33,7 +34,7 @@ pub(super) async fn chat(
     body: Result<Body, ApiError>,
 ) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
-    let asked = Asked::read(&app, caller, &mut fields)?;
+    let asked = Asked::read(&app, caller, &mut fields).await?;
     let mut messages: Vec<Value> = fields.take("messages")?.unwrap_or_default();
     for (at, message) in messages.iter_mut().enumerate() {
         let images = message.get("images").and_then(Value::as_array);
@@ -66,7 +67,7 @@ pub(super) async fn generate(
     body: Result<Body, ApiError>,
 ) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
-    let asked = Asked::read(&app, caller, &mut fields)?;
+    let asked = Asked::read(&app, caller, &mut fields).await?;
     let prompt: String = fields.take("prompt")?.unwrap_or_default();
     let system: Option<String> = fields.take("system")?;
     for name in ["template", "context", "images"] {
@@ -121,16 +122,16 @@ fn thinking(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
 
 /// What both routes have.
 struct Asked {
-    model: Arc<crate::serving::model::Served>,
-    ticket: crate::serving::choices::Ticket,
+    model: Arc<Served>,
+    ticket: Ticket,
     generation: Generation,
     structure: Option<Source>,
 }
 
 impl Asked {
-    fn read(app: &App, caller: Caller, fields: &mut Fields) -> Result<Asked, ApiError> {
+    async fn read(app: &App, caller: Caller, fields: &mut Fields) -> Result<Asked, ApiError> {
         let ticket = app.admit(&caller)?;
-        let model = named(app, fields)?;
+        let model = named(app, fields).await?;
         let structure = match fields.take::<Value>("format")? {
             None => None,
             Some(Value::String(text)) if text.is_empty() => None,
@@ -142,7 +143,7 @@ impl Asked {
         };
         fields.take::<Value>("keep_alive")?;
         let stream = fields.take("stream")?.unwrap_or(true);
-        let generation = generation(app, &caller, fields, stream)?;
+        let generation = generation(app, &model, &caller, fields, stream)?;
         Ok(Asked {
             model,
             ticket,
@@ -229,12 +230,16 @@ async fn respond(
 /// Reads `options`, which have llama.cpp's names and Ollama's defaults.
 fn generation(
     app: &App,
+    model: &Served,
     caller: &Caller,
     fields: &mut Fields,
     stream: bool,
 ) -> Result<Generation, ApiError> {
     let given: Map<String, Value> = fields.take("options")?.unwrap_or_default();
     let mut options = json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.9, "stream": stream });
+    for (name, value) in model.defaults() {
+        options[name] = value.clone();
+    }
     for (name, value) in given {
         let name = match name.as_str() {
             "num_predict" => {

@@ -15,13 +15,15 @@ use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::openai::embeddings::{Input, vectors};
+use crate::serving::fleet::Slot;
 use crate::serving::model::Served;
 
 /// Takes the model of a request. Ollama's names may have a tag, which is `latest` here.
-pub(super) fn named(app: &App, fields: &mut Fields) -> Result<Arc<Served>, ApiError> {
+pub(super) async fn named(app: &App, fields: &mut Fields) -> Result<Arc<Served>, ApiError> {
     let name: Option<String> = fields.take_any(&["model", "name"])?;
     let name = name.as_deref();
-    app.model(name.map(|name| name.strip_suffix(":latest").unwrap_or(name)))
+    let name = name.map(|name| name.strip_suffix(":latest").unwrap_or(name));
+    app.model_named(name).await
 }
 
 /// `GET /api/version`
@@ -31,13 +33,17 @@ pub(super) async fn version() -> Json<Value> {
 
 /// `GET /api/tags`
 pub(super) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Vec<Value> = app.models.iter().map(|model| entry(model)).collect();
+    let slots = app.fleet.slots().iter();
+    let models: Vec<Value> = slots.map(|slot| entry(slot)).collect();
     Json(json!({ "models": models }))
 }
 
 /// `GET /api/ps`
-pub(super) async fn running(state: State<Arc<App>>) -> Json<Value> {
-    tags(state).await
+pub(super) async fn running(State(app): State<Arc<App>>) -> Json<Value> {
+    let slots = app.fleet.slots().iter();
+    let in_memory = slots.filter(|slot| slot.ready().is_some());
+    let models: Vec<Value> = in_memory.map(|slot| entry(slot)).collect();
+    Json(json!({ "models": models }))
 }
 
 /// `POST /api/show`
@@ -46,7 +52,7 @@ pub(super) async fn show(
     body: Result<Body, ApiError>,
 ) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
-    let model = named(&app, &mut fields)?;
+    let model = named(&app, &mut fields).await?;
     let metadata = model.gguf.metadata();
     let arch = architecture(&model.gguf);
     let mut info = Map::new();
@@ -83,7 +89,7 @@ pub(super) async fn embed(
 ) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
     let ticket = app.admit(&caller)?;
-    let model = named(&app, &mut fields)?;
+    let model = named(&app, &mut fields).await?;
     let input = Input::read(&mut fields)?;
     let name = model.name.clone();
     let vectors = vectors(&app, model, ticket, |_| true, |model| input.tokens(model)).await?;
@@ -95,16 +101,17 @@ pub(super) async fn embed(
     Ok(app.answer(body, &fields))
 }
 
-fn entry(model: &Served) -> Value {
-    let created = i64::try_from(model.created).ok();
+fn entry(slot: &Slot) -> Value {
+    let created = i64::try_from(slot.created).ok();
     let created = created.and_then(|seconds| Timestamp::from_second(seconds).ok());
     json!({
-        "name": model.name,
-        "model": model.name,
+        "name": slot.name(),
+        "model": slot.name(),
         "modified_at": created.unwrap_or(Timestamp::UNIX_EPOCH).to_string(),
-        "size": model.gguf.tensors().iter().map(|tensor| tensor.n_bytes).sum::<u64>(),
+        "size": slot.file_bytes(),
         "digest": "",
-        "details": details(&model.gguf),
+        // A file is read when its model is loaded.
+        "details": slot.ready().map(|model| details(&model.gguf)),
     })
 }
 

@@ -85,7 +85,8 @@ pub(crate) async fn create(
     Body(mut fields): Body,
 ) -> Result<Response, ApiError> {
     let ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
+    model.put_defaults(&mut fields);
     let generation = Generation::read(&mut fields, &caller, &app.limits)?;
     let logprobs = logprobs(&mut fields)?;
     let structure = source(&mut fields)?;

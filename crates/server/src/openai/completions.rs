@@ -48,7 +48,8 @@ pub(crate) async fn create(
     Body(mut fields): Body,
 ) -> Result<Response, ApiError> {
     let ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
+    model.put_defaults(&mut fields);
     // OpenAI allows 0 here: with echo, the prompt is scored and nothing is generated.
     let echo = fields.take("echo")?.unwrap_or(false);
     let generation = Generation::read(&mut fields, &caller, &app.limits)?;

@@ -67,7 +67,7 @@ pub(crate) async fn embed(
     Body(mut fields): Body,
 ) -> Result<Response, ApiError> {
     let ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
     let input = Input::read(&mut fields)?;
     let format: Option<String> = fields.take("encoding_format")?;
     let in_base64 = match format.as_deref() {
@@ -101,7 +101,7 @@ pub(crate) async fn rerank(
     Body(mut fields): Body,
 ) -> Result<Response, ApiError> {
     let ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
     let query: String = fields.need("query")?;
     let documents = documents(&mut fields)?;
     let top_n = fields.take("top_n")?.unwrap_or(documents.len());

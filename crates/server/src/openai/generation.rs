@@ -9,7 +9,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_grammar::Grammar;
 use rocmforge_plan::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::config::Limits;
 use crate::http::caller::Caller;
@@ -81,7 +81,7 @@ impl Generation {
             n,
             stream,
             include_usage,
-            max_tokens: max_tokens.or(n_predict),
+            max_tokens: n_predict.or(max_tokens),
             stop: stops(fields, limits)?,
             stop_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
@@ -94,6 +94,23 @@ impl Generation {
             first_token_within: limits.max_first_token_time,
             deadline: Instant::now() + limits.max_answer_time,
         })
+    }
+
+    /// Checks the fields that a model has for requests that leave them out.
+    ///
+    /// # Errors
+    /// One of them is unknown, or has a wrong value.
+    pub(crate) fn check_defaults(
+        defaults: &Map<String, Value>,
+        limits: &Limits,
+    ) -> Result<(), ApiError> {
+        let mut fields = Fields::new(defaults.clone());
+        fields.take::<Map<String, Value>>("chat_template_kwargs")?;
+        Generation::read(&mut fields, &Caller::default(), limits)?;
+        match fields.unread() {
+            None => Ok(()),
+            Some(names) => Err(ApiError::bad(format!("no settings of answers: {names}"))),
+        }
     }
 
     /// Returns the stop strings, in the order in which [`StopCause`](rocmforge_engine::StopCause) counts them.

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::http::error::ApiError;
-use crate::serving::model::Served;
+use crate::serving::fleet::Slot;
 
 /// `GET /v1/models`
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Vec<Value> = app.models.iter().map(|model| object(model)).collect();
+    let models: Vec<Value> = app.fleet.slots().iter().map(|slot| object(slot)).collect();
     Json(json!({ "object": "list", "data": models }))
 }
 
@@ -21,15 +21,17 @@ pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    Ok(Json(object(&*app.model(Some(&id))?)))
+    Ok(Json(object(app.fleet.slot(Some(&id))?)))
 }
 
-fn object(model: &Served) -> Value {
+fn object(slot: &Slot) -> Value {
     json!({
-        "id": model.name,
+        "id": slot.name(),
         "object": "model",
-        "created": model.created,
+        "created": slot.created,
         "owned_by": "rocmforge",
-        "max_model_len": model.engine.n_ctx(),
+        // What is known once the model is in memory.
+        "max_model_len": slot.ready().map(|model| model.engine.n_ctx()),
+        "status": { "value": slot.status() },
     })
 }

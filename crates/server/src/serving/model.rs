@@ -12,8 +12,11 @@ use rocmforge_text::answer::Format;
 use rocmforge_text::chat_template::ChatTemplate;
 use rocmforge_text::infill::{Gap, gap_prompt};
 use rocmforge_text::tokenizer::Tokenizer;
+use serde_json::{Map, Value};
+use tokio::sync::watch;
 
 use crate::http::error::ApiError;
+use crate::http::fields::Fields;
 use crate::observe::metrics::ModelMetrics;
 use crate::observe::steps::Steps;
 use crate::serving::costs::Costs;
@@ -21,8 +24,6 @@ use crate::serving::structured::Grammars;
 
 /// A model for the server: a running engine and what its file says about text.
 pub struct Model {
-    /// What clients call it.
-    pub name: String,
     pub engine: Engine,
     pub tokenizer: Arc<Tokenizer>,
     /// The template of its file, in a sandbox.
@@ -34,9 +35,12 @@ pub struct Model {
     pub costs: Costs,
 }
 
-/// A model in use.
+/// A model in memory.
 pub(crate) struct Served {
+    /// What clients call it.
     pub(crate) name: String,
+    /// Fields for requests that leave them out.
+    defaults: Map<String, Value>,
     pub(crate) engine: Engine,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) template: ChatTemplate,
@@ -48,15 +52,19 @@ pub(crate) struct Served {
     /// How it writes reasoning and calls of tools.
     pub(crate) format: Format,
     pub(crate) grammars: Grammars,
-    /// When it was loaded, in seconds since 1970.
-    pub(crate) created: u64,
     pub(crate) metrics: ModelMetrics,
+    /// Ends with the model. The last field is dropped last, when the engine's memory is free.
+    life: watch::Sender<()>,
 }
 
 impl Served {
-    pub(crate) fn new(model: Model, metrics: ModelMetrics) -> Served {
+    pub(crate) fn new(
+        name: &str,
+        model: Model,
+        defaults: Map<String, Value>,
+        metrics: ModelMetrics,
+    ) -> Served {
         let Model {
-            name,
             engine,
             tokenizer,
             template,
@@ -71,7 +79,8 @@ impl Served {
         // An engine that has ended has no steps.
         let _ = engine.with_engine(|engine| engine.watch_steps(Some(watcher)));
         Served {
-            name,
+            name: name.to_string(),
+            defaults,
             engine,
             tokenizer,
             template,
@@ -81,13 +90,28 @@ impl Served {
             steps,
             format,
             grammars: Grammars::default(),
-            created: unix_seconds(),
             metrics,
+            life: watch::Sender::new(()),
         }
     }
-}
 
-impl Served {
+    /// Returns a receiver that fails once the model is not in memory any more.
+    pub(crate) fn gone(&self) -> watch::Receiver<()> {
+        self.life.subscribe()
+    }
+
+    /// Returns the fields for requests that leave them out.
+    pub(crate) fn defaults(&self) -> &Map<String, Value> {
+        &self.defaults
+    }
+
+    /// Adds the defaults to a request.
+    pub(crate) fn put_defaults(&self, fields: &mut Fields) {
+        for (name, value) in &self.defaults {
+            fields.put_default(name, value.clone());
+        }
+    }
+
     /// Returns the prompt for a gap, whose answer has up to `max_tokens`. Without a number, half of the context is left
     /// for it.
     ///

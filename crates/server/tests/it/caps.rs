@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rocmforge_engine::serve::ServeOptions;
 use rocmforge_engine::{EngineConfig, KvTokens};
 use rocmforge_model::Purpose;
-use rocmforge_server::{Config, Keys, Model, NewKey};
+use rocmforge_server::{Config, Keys, NewKey, Offer};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::net::{AddressFamily, SocketType, connect, socket};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 /// A server in which an answer can take seconds.
-fn roomy(max_seqs: usize, options: ServeOptions) -> Model {
+fn roomy(max_seqs: usize, options: ServeOptions) -> Offer {
     let config = EngineConfig {
         n_ctx: Some(16_384),
         kv_tokens: KvTokens::Exactly(65_536),

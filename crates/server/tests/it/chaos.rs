@@ -20,7 +20,9 @@ use rocmforge_runtime::{
 use rocmforge_server::Model;
 use serde_json::{Value, json};
 
-use crate::client::{FORGE_MINI, Reply as Answer, TestServer, forge_mini, local, small};
+use crate::client::{
+    FORGE_MINI, Reply as Answer, TestServer, forge_mini, loaded, local, offer, small,
+};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -177,9 +179,18 @@ impl Backend for Faulty {
     }
 }
 
+fn mini() -> Model {
+    loaded(
+        FORGE_MINI.as_ref(),
+        Purpose::Text,
+        crowded(),
+        ServeOptions::default(),
+    )
+}
+
 /// Returns forge-mini on a device that fails.
 fn faulty(fault: Fault) -> Model {
-    let mut model = forge_mini(crowded());
+    let mut model = mini();
     let gguf = Gguf::open(Path::new(FORGE_MINI), LoadMode::Mmap).unwrap();
     let loaded = rocmforge_model::Model::load_for(Purpose::Text, Arc::new(gguf), &[]).unwrap();
     let mut device: Restart = Box::new(move || {
@@ -208,9 +219,9 @@ fn check(n: usize, fault: Option<Fault>) {
     let expected: Vec<Vec<String>> = (0..N_BODIES)
         .map(|i| texts(&alone.post(CHAT, &body(i)), &body(i)))
         .collect();
-    let model = fault.map_or_else(|| forge_mini(crowded()), faulty);
+    let model = fault.map_or_else(mini, faulty);
     let engine = Handle::clone(&model.engine);
-    let server = TestServer::start(local(), vec![model]);
+    let server = TestServer::start(local(), vec![offer("forge-mini", model)]);
     let next = AtomicUsize::new(0);
     let client = || {
         loop {

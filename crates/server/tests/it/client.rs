@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use rocmforge_engine::{Engine, EngineConfig, KvTokens};
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Purpose;
 use rocmforge_plan::Roofline;
-use rocmforge_server::{Config, Costs, Model, Server, ServerError, Stopper};
+use rocmforge_server::{Config, Costs, Model, Offer, Prepared, Server, ServerError, Stopper};
 use rocmforge_text::chat_template::ChatTemplate;
 use rocmforge_text::tokenizer::Tokenizer;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub(crate) const FORGE_MINI: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -103,9 +103,36 @@ pub(crate) fn roomy() -> EngineConfig {
     }
 }
 
-/// Loads a model file for a server.
+/// Offers a model file, loaded at the start.
 pub(crate) fn model(
     name: &str,
+    path: &Path,
+    purpose: Purpose,
+    config: EngineConfig,
+    options: ServeOptions,
+) -> Offer {
+    offer(name, loaded(path, purpose, config, options))
+}
+
+/// Offers a loaded model, once.
+pub(crate) fn offer(name: &str, model: Model) -> Offer {
+    let once = Mutex::new(Some(model));
+    Offer {
+        name: name.to_string(),
+        aliases: Vec::new(),
+        defaults: Map::new(),
+        at_start: true,
+        file_bytes: 0,
+        prepare: Box::new(move || {
+            let model = once.lock().unwrap().take().ok_or("it was loaded before")?;
+            let start = Box::new(|_| Ok(model));
+            Ok(Prepared { bytes: 1, start })
+        }),
+    }
+}
+
+/// Loads a model file for a server.
+pub(crate) fn loaded(
     path: &Path,
     purpose: Purpose,
     config: EngineConfig,
@@ -117,7 +144,6 @@ pub(crate) fn model(
     let config = config.with_whole_texts(&loaded);
     let engine = Engine::start(&loaded, Some(Arc::clone(&tokenizer)), &config).unwrap();
     Model {
-        name: name.to_string(),
         engine: serve(engine, options).unwrap(),
         template: ChatTemplate::from_gguf(&gguf, &tokenizer, None).unwrap(),
         tokenizer,
@@ -127,7 +153,7 @@ pub(crate) fn model(
     }
 }
 
-pub(crate) fn forge_mini(config: EngineConfig) -> Model {
+pub(crate) fn forge_mini(config: EngineConfig) -> Offer {
     model(
         "forge-mini",
         FORGE_MINI.as_ref(),
@@ -152,7 +178,7 @@ pub(crate) fn start() -> TestServer {
 }
 
 impl TestServer {
-    pub(crate) fn start(config: Config, models: Vec<Model>) -> TestServer {
+    pub(crate) fn start(config: Config, models: Vec<Offer>) -> TestServer {
         let server = Server::bind(config, models).unwrap();
         let url = server.url();
         let (to, ready) = mpsc::channel();

@@ -5,10 +5,12 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::EngineConfig;
+use rocmforge_engine::serve::ServeOptions;
+use rocmforge_model::Purpose;
 use rocmforge_server::{Server, ServerError};
 use serde_json::{Value, json};
 
-use crate::client::{TestServer, forge_mini, local, roomy, small, start};
+use crate::client::{FORGE_MINI, TestServer, forge_mini, local, model, roomy, small, start};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -54,12 +56,17 @@ fn a_full_queue_is_refused_with_a_time() {
         max_seqs: 1,
         ..roomy()
     };
-    let mut one = forge_mini(config);
-    let options = rocmforge_engine::serve::ServeOptions {
+    let options = ServeOptions {
         max_waiting: 1,
-        ..Default::default()
+        ..ServeOptions::default()
     };
-    one.engine = rocmforge_engine::serve::serve(one.engine.stop().unwrap(), options).unwrap();
+    let one = model(
+        "forge-mini",
+        FORGE_MINI.as_ref(),
+        Purpose::Text,
+        config,
+        options,
+    );
     let mut config = local();
     config.limits.head_timeout = Duration::from_millis(10);
     let server = TestServer::start(config, vec![one]);

@@ -5,7 +5,7 @@ use std::fs;
 use rocmforge_engine::serve::ServeOptions;
 use rocmforge_gguf::{Gguf, LoadMode, OwnedValue, Writer};
 use rocmforge_model::Purpose;
-use rocmforge_server::Model;
+use rocmforge_server::Offer;
 use serde_json::{Value, json};
 
 use crate::client::{FORGE_MINI, TestServer, local, model, small, start};
@@ -14,7 +14,7 @@ use crate::client::{FORGE_MINI, TestServer, local, model, small, start};
 const MARKS: [u32; 5] = [4000, 4001, 4002, 4003, 4004];
 
 /// forge-mini as a model for code.
-pub(crate) fn with_marks() -> Model {
+pub(crate) fn with_marks() -> Offer {
     let file = Gguf::open(FORGE_MINI.as_ref(), LoadMode::Mmap).unwrap();
     let mut writer = Writer::new("");
     for (key, value) in file.metadata().iter() {

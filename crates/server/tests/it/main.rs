@@ -16,6 +16,7 @@ mod lifecycle;
 mod llama;
 mod load;
 mod metrics;
+mod models;
 mod ollama;
 mod openapi;
 mod page;

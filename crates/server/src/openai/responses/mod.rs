@@ -38,7 +38,7 @@ pub(crate) async fn create(
     Body(mut fields): Body,
 ) -> Result<Response, ApiError> {
     let ticket = app.admit(&caller)?;
-    let model = app.model(fields.take::<String>("model")?.as_deref())?;
+    let model = app.model(&mut fields).await?;
     let mut kept = Kept {
         store: fields.take("store")?.unwrap_or(false),
         owner: caller.key.as_ref().map(|key| key.name.to_string()),
@@ -58,6 +58,7 @@ pub(crate) async fn create(
         })?;
     }
     fields.rename("max_output_tokens", "max_tokens");
+    model.put_defaults(&mut fields);
     fields.refuse("n", &[json!(1)])?;
     fields.refuse("background", &[json!(false)])?;
     let generation = Generation::read(&mut fields, &caller, &app.limits)?;

@@ -1,0 +1,413 @@
+//! The models that a server offers: those in memory, and those that are loaded when somebody asks for them.
+//!
+//! One model is loaded at a time. If it does not fit beside the others, those that nobody has asked for the longest leave
+//! first; the requests of a model that leaves are finished before.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use serde_json::{Map, Value};
+use tokio::sync::watch;
+
+use crate::http::error::ApiError;
+use crate::observe::metrics::Metrics;
+use crate::serving::model::{Model, Served, unix_seconds};
+
+/// Requests that wait for a model to be loaded, of each model.
+const MAX_WAITING: usize = 1024;
+/// Time after which loading a model is tried again that could not be loaded.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// Why a model cannot be loaded.
+pub type LoadError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A model that the server can load.
+pub struct Offer {
+    /// What clients call it.
+    pub name: String,
+    /// Other names for it.
+    pub aliases: Vec<String>,
+    /// Fields for requests that leave them out, such as `temperature`.
+    pub defaults: Map<String, Value>,
+    /// Whether it is loaded before the server is ready. Others are loaded when somebody asks for them.
+    pub at_start: bool,
+    /// Bytes of its file.
+    pub file_bytes: u64,
+    /// Finds out what memory it needs. It may be called again after the model was unloaded.
+    pub prepare: Box<dyn Fn() -> Result<Prepared, LoadError> + Send + Sync>,
+}
+
+/// A model that is not in memory yet, and what it needs.
+pub struct Prepared {
+    /// Bytes that it takes, if it gets as many.
+    pub bytes: u64,
+    /// Loads it into at most this many bytes.
+    pub start: Box<dyn FnOnce(u64) -> Result<Model, LoadError> + Send>,
+}
+
+/// The models of a server.
+pub(crate) struct Fleet {
+    slots: Vec<Arc<Slot>>,
+    /// Bytes that the models in memory may take together.
+    max_bytes: u64,
+    metrics: Arc<Metrics>,
+    notice: fn(&str),
+    /// Whose turn it is to load.
+    loading: tokio::sync::Mutex<()>,
+}
+
+/// A model, in memory or not.
+pub(crate) struct Slot {
+    offer: Offer,
+    /// Since when it is offered, in seconds since 1970.
+    pub(crate) created: u64,
+    state: watch::Sender<State>,
+    n_waiting: watch::Sender<usize>,
+    last_use: Mutex<Instant>,
+}
+
+#[derive(Clone)]
+enum State {
+    Away,
+    Failed {
+        error: Arc<str>,
+        at: Instant,
+    },
+    Loading,
+    Ready(Resident),
+    /// Its last requests are being finished.
+    Leaving,
+}
+
+/// A model in memory.
+#[derive(Clone)]
+struct Resident {
+    served: Arc<Served>,
+    bytes: u64,
+}
+
+/// Whether other models may be unloaded to make room.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Make,
+    TakeFree,
+}
+
+impl Slot {
+    pub(crate) fn name(&self) -> &str {
+        &self.offer.name
+    }
+
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.offer.file_bytes
+    }
+
+    /// Returns the model, if it is in memory.
+    pub(crate) fn ready(&self) -> Option<Arc<Served>> {
+        match &*self.state.borrow() {
+            State::Ready(resident) => Some(Arc::clone(&resident.served)),
+            _ => None,
+        }
+    }
+
+    /// Returns llama-server's word for the state of the model.
+    pub(crate) fn status(&self) -> &'static str {
+        match &*self.state.borrow() {
+            State::Ready(_) => "loaded",
+            State::Loading => "loading",
+            State::Away | State::Failed { .. } | State::Leaving => "unloaded",
+        }
+    }
+
+    fn has_name(&self, name: &str) -> bool {
+        self.offer.name == name || self.offer.aliases.iter().any(|alias| alias == name)
+    }
+
+    fn touch(&self) {
+        *self.last_use.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn last_use(&self) -> Instant {
+        *self.last_use.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters the state `Loading`, unless the model is there or on its way.
+    fn begin_loading(&self) -> bool {
+        self.state.send_if_modified(|state| {
+            let is_away = matches!(state, State::Away | State::Failed { .. });
+            if is_away {
+                *state = State::Loading;
+            }
+            is_away
+        })
+    }
+
+    /// Counts a request that waits for this model.
+    ///
+    /// # Errors
+    /// Too many wait.
+    fn wait(&self) -> Result<Waiting<'_>, ApiError> {
+        self.n_waiting.send_modify(|n| *n += 1);
+        let waiting = Waiting(self);
+        match *self.n_waiting.borrow() > MAX_WAITING {
+            true => {
+                let message = "too many requests wait for this model to be loaded; try again later";
+                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message);
+                Err(error.code("queue_full").retry_after(5))
+            }
+            false => Ok(waiting),
+        }
+    }
+}
+
+/// A request that waits for its model.
+struct Waiting<'a>(&'a Slot);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.n_waiting.send_modify(|n| *n -= 1);
+    }
+}
+
+impl Fleet {
+    /// Offers models, of which those in memory take `max_bytes` together.
+    pub(crate) fn new(
+        offers: Vec<Offer>,
+        max_bytes: Option<u64>,
+        metrics: Arc<Metrics>,
+        notice: fn(&str),
+    ) -> Fleet {
+        let created = unix_seconds();
+        let slot = |offer| {
+            Arc::new(Slot {
+                offer,
+                created,
+                state: watch::Sender::new(State::Away),
+                n_waiting: watch::Sender::new(0),
+                last_use: Mutex::new(Instant::now()),
+            })
+        };
+        Fleet {
+            slots: offers.into_iter().map(slot).collect(),
+            max_bytes: max_bytes.unwrap_or(u64::MAX),
+            metrics,
+            notice,
+            loading: tokio::sync::Mutex::default(),
+        }
+    }
+
+    pub(crate) fn slots(&self) -> &[Arc<Slot>] {
+        &self.slots
+    }
+
+    /// Returns the models in memory.
+    pub(crate) fn in_memory(&self) -> Vec<Arc<Served>> {
+        self.slots.iter().filter_map(|slot| slot.ready()).collect()
+    }
+
+    /// Returns the model of this name, the first one without a name.
+    ///
+    /// # Errors
+    /// There is no such model.
+    pub(crate) fn slot(&self, name: Option<&str>) -> Result<&Arc<Slot>, ApiError> {
+        let found = match name {
+            None | Some("") => self.slots.first(),
+            Some(name) => self.slots.iter().find(|slot| slot.has_name(name)),
+        };
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.slots.iter().map(|slot| slot.name()).collect();
+            let message = format!(
+                "there is no such model; this server has {}",
+                names.join(", ")
+            );
+            let error = ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found");
+            ApiError {
+                param: Some("model".to_string()),
+                ..error
+            }
+        })
+    }
+
+    /// Returns a model. One that is not in memory is loaded; this goes on if the caller stops waiting.
+    ///
+    /// # Errors
+    /// It cannot be loaded, or too many wait for it.
+    pub(crate) async fn model(
+        self: &Arc<Fleet>,
+        slot: &Arc<Slot>,
+    ) -> Result<Arc<Served>, ApiError> {
+        slot.touch();
+        if let Some(served) = slot.ready() {
+            return Ok(served);
+        }
+        let _waiting = slot.wait()?;
+        let mut states = slot.state.subscribe();
+        loop {
+            let state = states.borrow_and_update().clone();
+            match state {
+                State::Ready(resident) => return Ok(resident.served),
+                State::Failed { error, at } if at.elapsed() < RETRY_AFTER => {
+                    let message = format!("the model cannot be loaded: {error}");
+                    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
+                    let seconds = RETRY_AFTER.as_secs();
+                    return Err(error.code("model_load_failed").retry_after(seconds));
+                }
+                State::Away | State::Failed { .. } => {
+                    self.begin(slot, Room::Make);
+                }
+                State::Loading | State::Leaving => {
+                    let changed = states.changed().await;
+                    changed.map_err(|_| ApiError::stopping())?;
+                }
+            }
+        }
+    }
+
+    /// Loads the models that are to be there from the start, as far as they fit beside each other.
+    ///
+    /// # Errors
+    /// The name of one that cannot be loaded, and why.
+    pub(crate) async fn load_first(self: &Arc<Fleet>) -> Result<(), (String, String)> {
+        for slot in self.slots.iter().filter(|slot| slot.offer.at_start) {
+            let mut states = slot.state.subscribe();
+            self.begin(slot, Room::TakeFree);
+            let state = states.wait_for(|state| !matches!(state, State::Loading));
+            let state = state.await.map(|state| state.clone());
+            if let Ok(State::Failed { error, .. }) = state {
+                return Err((slot.name().to_string(), error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Unloads a model once its requests are finished. Does not wait for a model that is being loaded.
+    ///
+    /// # Errors
+    /// It is not in memory.
+    pub(crate) async fn unload(self: &Arc<Fleet>, slot: &Arc<Slot>) -> Result<(), ApiError> {
+        let (fleet, slot) = (Arc::clone(self), Arc::clone(slot));
+        let unloaded = tokio::spawn(async move { fleet.remove(&slot).await });
+        match unloaded.await {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let error = ApiError::bad("the model is not in memory");
+                Err(error.code("model_not_loaded"))
+            }
+            Err(_) => Err(ApiError::internal("unloading the model failed")),
+        }
+    }
+
+    /// Begins to load a model, unless it is there or on its way.
+    fn begin(self: &Arc<Fleet>, slot: &Arc<Slot>, room: Room) {
+        if !slot.begin_loading() {
+            return;
+        }
+        let (fleet, slot) = (Arc::clone(self), Arc::clone(slot));
+        tokio::spawn(async move {
+            let _turn = fleet.loading.lock().await;
+            let state = match fleet.load(&slot, room).await {
+                Ok(Some(resident)) => State::Ready(resident),
+                Ok(None) => State::Away,
+                Err(error) => State::Failed {
+                    error: error.to_string().into(),
+                    at: Instant::now(),
+                },
+            };
+            slot.state.send_replace(state);
+        });
+    }
+
+    /// Loads a model; `None` if there is no room for it.
+    async fn load(&self, slot: &Arc<Slot>, room: Room) -> Result<Option<Resident>, LoadError> {
+        let of_slot = Arc::clone(slot);
+        let prepared = blocking(move || (of_slot.offer.prepare)()).await?;
+        let bytes = prepared.bytes.min(self.max_bytes);
+        if room == Room::TakeFree && !self.fits(bytes) {
+            (self.notice)(&format!(
+                "notice: {} does not fit beside the other models; it is loaded when it is asked for",
+                slot.name()
+            ));
+            return Ok(None);
+        }
+        self.make_room(bytes).await;
+        let model = blocking(move || (prepared.start)(bytes)).await?;
+        let metrics = self.metrics.of_model(slot.name());
+        let defaults = slot.offer.defaults.clone();
+        let served = Arc::new(Served::new(slot.name(), model, defaults, metrics));
+        Ok(Some(Resident { served, bytes }))
+    }
+
+    /// The models in memory, and the bytes of each.
+    fn residents(&self) -> Vec<(&Arc<Slot>, Resident)> {
+        let of_slot = |slot: &Slot| match &*slot.state.borrow() {
+            State::Ready(resident) => Some(resident.clone()),
+            _ => None,
+        };
+        let slots = self.slots.iter();
+        slots
+            .filter_map(|slot| Some((slot, of_slot(slot)?)))
+            .collect()
+    }
+
+    fn fits(&self, bytes: u64) -> bool {
+        let used = self
+            .residents()
+            .iter()
+            .map(|(_, resident)| resident.bytes)
+            .sum();
+        bytes.saturating_add(used) <= self.max_bytes
+    }
+
+    /// Unloads models until this many bytes are free: first those without requests, then those that nobody has asked for
+    /// the longest.
+    async fn make_room(&self, bytes: u64) {
+        while !self.fits(bytes) {
+            let residents = self.residents().into_iter();
+            let next = residents.min_by_key(|(slot, resident)| {
+                // One more here than without requests: that of the list.
+                let is_busy = Arc::strong_count(&resident.served) > 2;
+                (is_busy, slot.last_use())
+            });
+            let Some(slot) = next.map(|(slot, _)| Arc::clone(slot)) else {
+                return;
+            };
+            self.remove(&slot).await;
+        }
+    }
+
+    /// Unloads a model after its requests; returns whether it was in memory.
+    async fn remove(&self, slot: &Slot) -> bool {
+        // Those that have waited for it come first, or they might wait for ever.
+        let mut waiting = slot.n_waiting.subscribe();
+        let is_ready = || matches!(&*slot.state.borrow(), State::Ready(_));
+        if is_ready() {
+            let _ = waiting.wait_for(|n| *n == 0).await;
+        }
+        let mut taken = None;
+        slot.state.send_if_modified(|state| {
+            let is_ready = matches!(state, State::Ready(_));
+            if is_ready && let State::Ready(resident) = std::mem::replace(state, State::Leaving) {
+                taken = Some(resident.served);
+            }
+            is_ready
+        });
+        let Some(served) = taken else { return false };
+        (self.notice)(&format!("notice: {} leaves the memory", slot.name()));
+        let mut gone = served.gone();
+        // Ending an engine waits for its step.
+        let _ = tokio::task::spawn_blocking(move || drop(served)).await;
+        // Fails when the last request has let go of the model.
+        let _ = gone.changed().await;
+        slot.state.send_replace(State::Away);
+        true
+    }
+}
+
+/// Runs `work` on a thread of its own.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
+) -> Result<T, LoadError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err("loading it failed; please report this".into()))
+}
