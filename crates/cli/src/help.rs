@@ -30,6 +30,9 @@ const RARE: &[&str] = &[
     "no_warmup",
     "pg",
     "kv_type",
+    "all_models",
+    "memory",
+    "config",
     "itl_target",
     "ttft_target",
     "kv_tokens",
@@ -221,6 +224,8 @@ Examples:
   rocmforge serve
       Serve the built-in model at http://127.0.0.1:8080.
   rocmforge serve -m qwen3-8b-q4_k_m.gguf --ctx 16384
+  rocmforge serve --all-models --memory 20000
+      Serve all downloaded models, with as many in memory as fit into 20,000 MiB.
   rocmforge serve --new-key alice
       Print a key for alice, and her line for the keys file.
   rocmforge serve -m model.gguf --host 0.0.0.0 --keys keys.txt

@@ -12,7 +12,7 @@ use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::BackendInfo;
 use rocmforge_text::tokenizer::Tokenizer;
 
-use crate::args::{DeviceArgs, ModelArgs};
+use crate::args::{DeviceArgs, LoadArgs, ModelArgs};
 use crate::{model_file, output};
 
 /// Whether a command needs a vocabulary.
@@ -21,6 +21,30 @@ pub enum Vocabulary {
     Needed,
     /// Without a vocabulary the command reads and prints token ids.
     Optional,
+}
+
+/// A model whose file is read, and which no device has yet.
+pub struct Loaded {
+    pub file: ModelFile,
+    pub model: Model,
+    since: Instant,
+}
+
+impl Loaded {
+    /// Loads a file for text or for embeddings.
+    pub fn new(
+        purpose: Purpose,
+        file: ModelFile,
+        device: &DeviceArgs,
+        load: &LoadArgs,
+    ) -> Result<Loaded> {
+        let since = Instant::now();
+        Ok(Loaded {
+            model: model_file::load(purpose, &file, &device.lora, load)?,
+            file,
+            since,
+        })
+    }
 }
 
 /// A model that is ready to answer. `E` is the [`Engine`], or its [`Server`].
@@ -53,11 +77,25 @@ impl Session {
         vocabulary: Vocabulary,
         config: impl FnOnce(&Model) -> EngineConfig,
     ) -> Result<Session> {
-        let started = Instant::now();
+        let since = Instant::now();
         let file = model_file::open(model.model.as_ref(), &model.load)?;
-        let loaded = model_file::load(purpose, &file, &device.lora, &model.load)?;
-        let config = config(&loaded);
-        let pre = model.pre.as_deref();
+        let loaded = Loaded {
+            since,
+            ..Loaded::new(purpose, file, device, &model.load)?
+        };
+        let config = config(&loaded.model);
+        Session::start_loaded(loaded, model.pre.as_deref(), device, vocabulary, config)
+    }
+
+    /// As [`Session::start`], with a loaded file.
+    pub fn start_loaded(
+        loaded: Loaded,
+        pre: Option<&str>,
+        device: &DeviceArgs,
+        vocabulary: Vocabulary,
+        config: EngineConfig,
+    ) -> Result<Session> {
+        let Loaded { file, model, since } = loaded;
         let tokenizer = match vocabulary {
             Vocabulary::Needed => Some(model_file::need_tokenizer(&file, pre)?),
             Vocabulary::Optional => model_file::tokenizer(&file, pre)?,
@@ -67,15 +105,15 @@ impl Session {
             config,
             not_on_gpu,
         } = start_or_fall_back(config, device.on.device, |config| {
-            Engine::start(&loaded, tokenizer.clone(), config)
+            Engine::start(&model, tokenizer.clone(), config)
         })?;
         if let Some(error) = not_on_gpu {
             tell_fallback(&error);
         }
-        if engine.n_ctx() > loaded.config.n_ctx_train {
+        if engine.n_ctx() > model.config.n_ctx_train {
             output::note(&format!(
                 "notice: the model was trained for {} tokens; quality drops beyond that",
-                loaded.config.n_ctx_train
+                model.config.n_ctx_train
             ));
         }
         tell_backend(engine.backend_info());
@@ -84,9 +122,9 @@ impl Session {
             file,
             tokenizer,
             engine,
-            model: loaded,
+            model,
             config,
-            load_time: started.elapsed(),
+            load_time: since.elapsed(),
         })
     }
 

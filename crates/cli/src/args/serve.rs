@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use rocmforge_server::load::Slo;
 
 use super::{AnswerContextArgs, BenchOutput, DeviceArgs, LoadArgs};
@@ -12,7 +13,7 @@ use super::{AnswerContextArgs, BenchOutput, DeviceArgs, LoadArgs};
 /// A year: clocks cannot count every number of seconds.
 const MAX_SECONDS: u64 = 365 * 24 * 3600;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
     /// GGUF file, or name of a downloaded model; may be repeated [default: the built-in forge-mini]
     #[arg(
@@ -25,10 +26,38 @@ pub struct ServeArgs {
     )]
     pub model: Vec<PathBuf>,
     /// Name by which clients ask for a model, one for each --model in their order [default: its file's name]
-    #[arg(long, value_name = "NAME", help_heading = "Model")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        env = "ROCMFORGE_ALIAS",
+        hide_env_values = true,
+        help_heading = "Model"
+    )]
     pub alias: Vec<String>,
+    /// Offer the models of the models folder, too; each is loaded when it is first asked for
+    #[arg(long, env = "ROCMFORGE_ALL_MODELS", hide_env_values = true, value_parser = BoolishValueParser::new(), help_heading = "Model")]
+    pub all_models: bool,
+    /// Memory for the models that are loaded at the same time, in MiB [default: all that is free]
+    #[arg(
+        long,
+        value_name = "MIB",
+        value_parser = clap::value_parser!(u32).range(1..),
+        env = "ROCMFORGE_MEMORY",
+        hide_env_values = true,
+        help_heading = "Model"
+    )]
+    pub memory: Option<u32>,
     #[command(flatten)]
     pub load: LoadArgs,
+    /// Read settings from a TOML file; flags and environment variables replace them
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "ROCMFORGE_CONFIG",
+        hide_env_values = true
+    )]
+    pub config: Option<PathBuf>,
     /// Address to listen on; other machines need --keys
     #[arg(
         long,
@@ -161,7 +190,7 @@ pub struct ServeArgs {
     )]
     pub drain_timeout: u64,
     /// Print a line of JSON for each request on stderr
-    #[arg(long, env = "ROCMFORGE_ACCESS_LOG", hide_env_values = true, value_parser = clap::builder::BoolishValueParser::new(), help_heading = "Output")]
+    #[arg(long, env = "ROCMFORGE_ACCESS_LOG", hide_env_values = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
     pub access_log: bool,
     /// Print one line of JSON when the server is ready: url and models
     #[arg(long, help_heading = "Output")]

@@ -38,22 +38,39 @@ impl Served {
         }
     }
 
-    fn post(&self, path: &str, body: &Value) -> Value {
+    /// Sends a request and returns the status and the body of the answer.
+    fn send(&self, head: &str, body: &str) -> (u16, String) {
         let address = self.ready["url"].as_str().unwrap();
         let address = address.strip_prefix("http://").unwrap();
         let mut stream = TcpStream::connect(address).unwrap();
-        let body = body.to_string();
         let n = body.len();
         write!(
             stream,
-            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {n}\r\nconnection: close\r\n\r\n{body}"
+            "{head}host: localhost\r\ncontent-length: {n}\r\nconnection: close\r\n\r\n{body}"
         )
         .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
-        serde_json::from_str(body).unwrap()
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, body.to_string())
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let (status, body) = self.try_post(path, body);
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+
+    fn try_post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let head = format!("POST {path} HTTP/1.1\r\n");
+        let (status, body) = self.send(&head, &body.to_string());
+        (status, serde_json::from_str(&body).unwrap())
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let (_, body) = self.send(&format!("GET {path} HTTP/1.1\r\n"), "");
+        serde_json::from_str(&body).unwrap()
     }
 
     /// Begins a stream and returns its lines after the head.
@@ -74,17 +91,9 @@ impl Served {
     }
 
     /// Returns the status of a request with a key.
-    fn get(&self, path: &str, key: &str) -> u16 {
-        let address = self.ready["url"].as_str().unwrap();
-        let address = address.strip_prefix("http://").unwrap();
-        let mut stream = TcpStream::connect(address).unwrap();
-        let head = format!(
-            "GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\nconnection: close\r\n\r\n"
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer.split(' ').nth(1).unwrap().parse().unwrap()
+    fn status(&self, path: &str, key: &str) -> u16 {
+        let head = format!("GET {path} HTTP/1.1\r\nx-api-key: {key}\r\n");
+        self.send(&head, "").0
     }
 
     /// Sends a signal and waits for the end. Returns the exit code and the rest of stdout and stderr.
@@ -151,6 +160,99 @@ fn several_models_have_the_names_of_their_files_or_those_given() {
         assert_eq!(served.post("/v1/completions", &body)["model"], name);
     }
     served.end("-TERM");
+}
+
+/// A folder with forge-mini as `name.gguf` for each of `names`.
+fn folder(names: &[&str]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for name in names {
+        let to = dir.path().join(format!("{name}.gguf"));
+        std::fs::copy(repository("models/forge-mini-Q4_K_M.gguf"), to).unwrap();
+    }
+    dir
+}
+
+#[test]
+fn the_models_of_a_folder_share_the_memory() {
+    let dir = folder(&["one", "two"]);
+    std::fs::write(dir.path().join("damaged.gguf"), "GGUF").unwrap();
+    let models_dir = dir.path().to_str().unwrap();
+    // One of them takes 20 to 32 MiB.
+    let flags = ["--all-models", "--models-dir", models_dir, "--memory", "40"];
+    let served = Served::start(&[&flags[..], &["--device", "cpu"]].concat());
+    let names = json!(["damaged.gguf", "one.gguf", "two.gguf"]);
+    assert_eq!(served.ready["models"], names);
+    let status = |served: &Served| {
+        let models = served.get("/v1/models");
+        let models = models["data"].as_array().unwrap().clone();
+        let words = models.iter().map(|model| model["status"]["value"].clone());
+        words.collect::<Vec<Value>>()
+    };
+    assert_eq!(status(&served), ["unloaded", "unloaded", "unloaded"]);
+    let ask =
+        |name: &str| json!({"model": name, "prompt": "Hi", "temperature": 0, "max_tokens": 4});
+    let one = served.post("/v1/completions", &ask("one.gguf"));
+    assert_eq!(status(&served), ["unloaded", "loaded", "unloaded"]);
+    let two = served.post("/v1/completions", &ask("two.gguf"));
+    assert_eq!(status(&served), ["unloaded", "unloaded", "loaded"]);
+    assert_eq!(one["choices"], two["choices"]);
+    let (_, error) = served.try_post("/v1/completions", &ask("damaged.gguf"));
+    assert_eq!(error["error"]["code"], "model_load_failed");
+    let again = served.post("/v1/completions", &ask("two.gguf"));
+    assert_eq!(again["choices"], two["choices"]);
+    let (code, _, stderr) = served.end("-TERM");
+    assert_eq!(code, Some(0));
+    assert!(
+        stderr.contains("notice: one.gguf leaves the memory"),
+        "{stderr}"
+    );
+
+    let empty = tempfile::tempdir().unwrap();
+    let models_dir = empty.path().to_str().unwrap();
+    run(&["serve", "--all-models", "--models-dir", models_dir]).fails(2, "rocmforge pull");
+}
+
+#[test]
+fn a_file_has_the_settings() {
+    let dir = folder(&["second"]);
+    let path = dir.path().join("serve.toml");
+    let text = r#"
+        port = 1
+        access-log = true
+        max-seqs = 2
+
+        [[models]]
+        name = "mini"
+        aliases = ["gpt-4o"]
+        defaults = { max_tokens = 2 }
+
+        [[models]]
+        file = "second.gguf"
+        at-start = false
+        kv-tokens = 1024
+    "#;
+    std::fs::write(&path, text).unwrap();
+    let served = Served::start(&["--config", path.to_str().unwrap()]);
+    assert_eq!(served.ready["models"], json!(["mini", "second"]));
+    for (asked, name, n) in [("gpt-4o", "mini", 2), ("second", "second", 6)] {
+        let body = json!({"model": asked, "prompt": "Hi", "ignore_eos": true});
+        let body = match name {
+            "second" => {
+                json!({"model": asked, "prompt": "Hi", "ignore_eos": true, "max_tokens": 6})
+            }
+            _ => body,
+        };
+        let answer = served.post("/v1/completions", &body);
+        assert_eq!(answer["model"], name);
+        assert_eq!(answer["usage"]["completion_tokens"], n);
+    }
+    let (code, _, stderr) = served.end("-TERM");
+    assert_eq!(code, Some(0));
+    assert!(stderr.contains("/v1/completions"), "{stderr}");
+
+    std::fs::write(&path, "prot = 1").unwrap();
+    run(&["serve", "--config", path.to_str().unwrap()]).fails(2, "prot is no setting");
+    run(&["serve", "--config", "/nowhere.toml"]).fails(1, "cannot open /nowhere.toml");
 }
 
 #[test]
@@ -275,7 +377,7 @@ fn requests_are_logged_and_keys_read_again() {
     let ((alice, of_alice), (bob, of_bob)) = (new_key("alice"), new_key("bob"));
     std::fs::write(&keys, of_alice).unwrap();
     let served = Served::start(&["--access-log", "--keys", keys.to_str().unwrap()]);
-    let models = |key: &str| served.get("/v1/models", key);
+    let models = |key: &str| served.status("/v1/models", key);
     assert_eq!((models(&alice), models(&bob)), (200, 401));
     std::fs::write(&keys, of_bob).unwrap();
     let kill = Command::new("kill")
@@ -291,7 +393,7 @@ fn requests_are_logged_and_keys_read_again() {
     };
     assert!((0..500).any(|_| is_read()));
     assert_eq!(models(&bob), 200);
-    assert_eq!(served.get("/secret-path", &bob), 404);
+    assert_eq!(served.status("/secret-path", &bob), 404);
     let (code, _, stderr) = served.end("-TERM");
     assert_eq!(code, Some(0), "{stderr}");
     let lines: Vec<Value> = stderr
