@@ -11,7 +11,7 @@ use crate::error::{DeviceError, EngineError};
 use crate::event::{Event, Failure, FinishReason};
 use crate::intake::Intake;
 use crate::kv_cache::{BlockPool, ContextShifts, KvUsage};
-use crate::masks::Masks;
+use crate::masks::{MaskWatcher, Masks};
 use crate::request::{Request, RequestId};
 use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
@@ -41,6 +41,7 @@ pub struct Engine {
     /// Events of a step that ended with an error.
     kept: Vec<Event>,
     n_computed_steps: u64,
+    n_restarts: u64,
     watcher: Option<StepWatcher>,
     fusion: Fusion,
 }
@@ -143,6 +144,7 @@ impl Engine {
             steps_in_flight,
             kept: Vec::new(),
             n_computed_steps: 0,
+            n_restarts: 0,
             watcher: None,
             fusion: Fusion::default(),
         }
@@ -183,6 +185,11 @@ impl Engine {
         self.watcher = watcher;
     }
 
+    /// Sets what takes the time of each mask that is computed from now on.
+    pub fn watch_masks(&mut self, watcher: Option<MaskWatcher>) {
+        self.masks.watch(watcher);
+    }
+
     /// Autotunes the device's launches for about `budget`. Returns `None` if the device has nothing to tune.
     ///
     /// The result applies at the next start with a [`TuningStore`](rocmforge_runtime::tuning::TuningStore) that holds
@@ -200,7 +207,10 @@ impl Engine {
 
     /// Returns what the engine is doing.
     pub fn stats(&self) -> EngineStats {
-        self.scheduler.stats()
+        EngineStats {
+            restarts: self.n_restarts,
+            ..self.scheduler.stats()
+        }
     }
 
     /// Returns the KV-cache usage when the last step was submitted.
@@ -385,6 +395,7 @@ impl Engine {
         self.scheduler.recover(&records);
         // The old one ends; none of its steps waits for a mask any more.
         self.executor = executor;
+        self.n_restarts += 1;
     }
 
     /// Runs until `request` ends or `on_event` stops it. Returns whether it ended by itself. `on_event` also gets the

@@ -25,6 +25,7 @@ mod stats;
 pub use engine::{ComputedStep, Engine, StepWatcher};
 pub use error::{ConfigError, DeviceError, EngineError, QueueLimit, RequestError};
 pub use event::{Event, Failure, FinishReason, StopCause};
+pub use masks::MaskWatcher;
 pub use progress::{RequestProgress, RequestState};
 pub use request::{PromptOutput, Request, RequestId};
 pub use rocmforge_plan::{Constraint, ConstraintError, Progress};

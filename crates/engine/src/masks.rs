@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Constraint, ConstraintError, Progress, TokenMask};
@@ -12,6 +13,9 @@ use rocmforge_plan::{Constraint, ConstraintError, Progress, TokenMask};
 const MAX_THREADS: usize = 8;
 /// Stack of a thread. Parsers recurse.
 const STACK_BYTES: usize = 8 << 20;
+
+/// Takes the time that a mask took, on the thread that computed it.
+pub type MaskWatcher = Arc<dyn Fn(Duration) + Send + Sync>;
 
 /// The constraint of a sequence.
 #[derive(Debug)]
@@ -92,15 +96,19 @@ struct Job {
     state: Arc<Mutex<Box<dyn Constraint>>>,
     mask: Arc<TokenMask>,
     n_words: usize,
+    watcher: Option<MaskWatcher>,
 }
 
 impl Job {
     fn run(self) {
         let mut words = vec![0; self.n_words];
-        let state = self.state.lock();
-        let computed = state
-            .unwrap_or_else(PoisonError::into_inner)
-            .mask(&mut words);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let began = Instant::now();
+        let computed = state.mask(&mut words);
+        drop(state);
+        if let Some(watcher) = &self.watcher {
+            watcher(began.elapsed());
+        }
         self.mask.set(computed.map(|()| words));
     }
 }
@@ -115,6 +123,7 @@ impl Drop for Job {
 pub(crate) struct Masks {
     jobs: Option<mpsc::Sender<Job>>,
     n_words: usize,
+    watcher: Option<MaskWatcher>,
 }
 
 impl Masks {
@@ -122,7 +131,13 @@ impl Masks {
         Masks {
             jobs: None,
             n_words: n_vocab.div_ceil(32),
+            watcher: None,
         }
+    }
+
+    /// Sets what takes the times of the following masks.
+    pub(crate) fn watch(&mut self, watcher: Option<MaskWatcher>) {
+        self.watcher = watcher;
     }
 
     /// Begins to compute the mask of the sequence's next token.
@@ -133,6 +148,7 @@ impl Masks {
             state: Arc::clone(&constrained.state),
             mask: constrained.mask(),
             n_words: self.n_words,
+            watcher: self.watcher.clone(),
         };
         let jobs = self.jobs.get_or_insert_with(start);
         // Without a thread, the job comes back and is dropped.

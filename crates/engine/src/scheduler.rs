@@ -413,6 +413,8 @@ impl Scheduler {
             prefix: self.prefix,
             preemptions: self.n_preemptions,
             failed_steps: self.n_failed_steps,
+            // The engine counts them.
+            restarts: 0,
             kv_usage: self.kv_usage,
             context_shifts: self.shifts,
         }

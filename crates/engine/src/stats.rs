@@ -22,6 +22,8 @@ pub struct EngineStats {
     pub preemptions: u64,
     /// Steps that the device did not compute. Their requests were tried again.
     pub failed_steps: u64,
+    /// Times that another backend took the place of the engine's own.
+    pub restarts: u64,
     /// The KV-cache usage when the last step was submitted.
     pub kv_usage: KvUsage,
     pub context_shifts: ContextShifts,

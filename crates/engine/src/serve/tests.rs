@@ -462,6 +462,9 @@ fn a_new_backend_loses_nothing() {
     for (i, stream) in streams.into_iter().enumerate() {
         assert_eq!(read(stream).ids, expected(&request(i as u32), 32, 4).ids);
     }
+    // That of the test, and that of the thread.
+    let stats = server.stats();
+    assert_eq!((stats.restarts, stats.failed_steps), (2, 1));
     check_empty(&server);
 }
 

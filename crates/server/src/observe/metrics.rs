@@ -7,7 +7,7 @@ use prometheus::{
     Counter, CounterVec, Encoder as _, GaugeVec, Histogram, HistogramOpts, HistogramVec,
     IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use rocmforge_engine::{FinishReason, PrefixSharing};
+use rocmforge_engine::{FinishReason, MaskWatcher, PrefixSharing};
 
 use crate::observe::steps::{Phase, Steps};
 use crate::serving::model::Served;
@@ -31,6 +31,10 @@ const E2E: &[f64] = &[
     0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
     240.0, 480.0,
 ];
+/// Seconds of a token mask.
+const MASK: &[f64] = &[
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0,
+];
 /// Tokens of a request.
 const TOKENS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5,
@@ -53,14 +57,15 @@ const CACHE_LABELS: [&str; 6] = [
 /// All metrics of the server.
 pub(crate) struct Metrics {
     registry: Registry,
-    counters: [IntCounterVec; 6],
+    counters: [IntCounterVec; 7],
     finished: IntCounterVec,
     aborts: IntCounterVec,
     gauges: [IntGaugeVec; 2],
     kv_usage: GaugeVec,
-    histograms: [HistogramVec; 10],
+    histograms: [HistogramVec; 11],
     device_seconds: CounterVec,
     roofline_share: GaugeVec,
+    slow_ops: IntGaugeVec,
     cache: IntGaugeVec,
     /// Held while the gauges are set.
     reading: Mutex<()>,
@@ -74,10 +79,11 @@ pub(crate) struct ModelMetrics {
     prefix_hits: IntCounter,
     preemptions: IntCounter,
     failed_steps: IntCounter,
+    restarts: IntCounter,
     ended: [IntCounter; 4],
     aborts: [IntCounter; 2],
     /// The counters of the engine when the model was loaded.
-    before: [u64; 4],
+    before: [u64; 5],
     first_token: Histogram,
     inter_token: Histogram,
     per_output_token: Histogram,
@@ -88,6 +94,7 @@ pub(crate) struct ModelMetrics {
     prompt_length: Histogram,
     answer_length: Histogram,
     iteration_tokens: Histogram,
+    mask: Histogram,
     device_seconds: [Counter; 3],
 }
 
@@ -142,6 +149,10 @@ impl Metrics {
                 counter(
                     "rocmforge_failed_steps_total",
                     "Steps that the device did not compute.",
+                ),
+                counter(
+                    "rocmforge_engine_restarts_total",
+                    "Times that a lost device was replaced.",
                 ),
             ],
             finished: register(
@@ -223,6 +234,11 @@ impl Metrics {
                     "Tokens of a step.",
                     ITERATION,
                 ),
+                histogram(
+                    "rocmforge_mask_seconds",
+                    "Time to compute which tokens may come next in an answer of a given structure.",
+                    MASK,
+                ),
             ],
             device_seconds: register(
                 &registry,
@@ -244,6 +260,16 @@ impl Metrics {
                     &LABELS,
                 ),
             ),
+            slow_ops: register(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "rocmforge_slow_ops",
+                        "Operations of a step without a fast kernel, by cause.",
+                    ),
+                    &["model_name", "engine", "cause"],
+                ),
+            ),
             cache: register(
                 &registry,
                 IntGaugeVec::new(
@@ -258,7 +284,15 @@ impl Metrics {
     /// Returns the metrics of a model.
     pub(crate) fn of_model(&self, name: &str) -> ModelMetrics {
         let labels = [name, ENGINE];
-        let [prompt, generation, queries, hits, preemptions, failed] = self
+        let [
+            prompt,
+            generation,
+            queries,
+            hits,
+            preemptions,
+            failed,
+            restarts,
+        ] = self
             .counters
             .each_ref()
             .map(|c| c.with_label_values(&labels));
@@ -273,12 +307,13 @@ impl Metrics {
             prompt_length,
             answer_length,
             iteration_tokens,
+            mask,
         ] = self
             .histograms
             .each_ref()
             .map(|h| h.with_label_values(&labels));
         let ended = |reason| self.finished.with_label_values(&[name, ENGINE, reason]);
-        let before = [&queries, &hits, &preemptions, &failed].map(IntCounter::get);
+        let before = [&queries, &hits, &preemptions, &failed, &restarts].map(IntCounter::get);
         ModelMetrics {
             prompt_tokens: prompt,
             generation_tokens: generation,
@@ -286,6 +321,7 @@ impl Metrics {
             prefix_hits: hits,
             preemptions,
             failed_steps: failed,
+            restarts,
             ended: REASONS.map(ended),
             aborts: CAUSES.map(|cause| self.aborts.with_label_values(&[name, cause])),
             before,
@@ -299,6 +335,7 @@ impl Metrics {
             prompt_length,
             answer_length,
             iteration_tokens,
+            mask,
             device_seconds: Phase::ALL.map(|phase| {
                 self.device_seconds
                     .with_label_values(&[name, ENGINE, phase.name()])
@@ -331,12 +368,17 @@ impl Metrics {
             shares_prefixes,
         ]);
         cache.set(1);
+        for (cause, n) in &model.engine.backend_info().slow_ops {
+            let labels = [&*model.name, ENGINE, cause];
+            self.slow_ops.with_label_values(&labels).add(*n as i64);
+        }
         let of_model = &model.metrics;
         let counters = [
             (&of_model.prefix_queries, stats.prefix.queries),
             (&of_model.prefix_hits, stats.prefix.hits),
             (&of_model.preemptions, stats.preemptions),
             (&of_model.failed_steps, stats.failed_steps),
+            (&of_model.restarts, stats.restarts),
         ];
         for ((counter, since), before) in counters.into_iter().zip(of_model.before) {
             counter.inc_by((before + since).saturating_sub(counter.get()));
@@ -352,6 +394,7 @@ impl Metrics {
         }
         self.kv_usage.reset();
         self.roofline_share.reset();
+        self.slow_ops.reset();
         self.cache.reset();
         for model in models {
             self.read(model);
@@ -378,6 +421,12 @@ impl ModelMetrics {
     /// Returns what counts the steps of the model's engine.
     pub(crate) fn steps(&self) -> Steps {
         Steps::new(self.device_seconds.clone(), self.iteration_tokens.clone())
+    }
+
+    /// Returns what takes the times of the engine's masks.
+    pub(crate) fn masks(&self) -> MaskWatcher {
+        let mask = self.mask.clone();
+        Arc::new(move |time| mask.observe(time.as_secs_f64()))
     }
 
     /// Takes the times of a prompt: how long it waited, and when it was computed.

@@ -76,8 +76,12 @@ impl Served {
         let steps = Arc::new(metrics.steps());
         let to = Arc::clone(&steps);
         let watcher: StepWatcher = Box::new(move |step| to.add(step));
+        let masks = metrics.masks();
         // An engine that has ended has no steps.
-        let _ = engine.with_engine(|engine| engine.watch_steps(Some(watcher)));
+        let _ = engine.with_engine(|engine| {
+            engine.watch_steps(Some(watcher));
+            engine.watch_masks(Some(masks));
+        });
         Served {
             name: name.to_string(),
             defaults,

@@ -4,25 +4,20 @@
 use std::hash::{DefaultHasher, Hasher as _};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rocmforge_engine::serve::{Handle, Restart, ServeOptions, serve};
+use rocmforge_engine::serve::{Handle, ServeOptions};
 use rocmforge_engine::{EngineConfig, KvTokens};
-use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Purpose;
-use rocmforge_plan::Batch;
-use rocmforge_runtime::{
-    Backend, BackendInfo, DeviceError, Executor, OpObserver, Reply, StepObserver,
-};
+use rocmforge_runtime::DeviceError;
 use rocmforge_server::Model;
 use serde_json::{Value, json};
 
 use crate::client::{
     FORGE_MINI, Reply as Answer, TestServer, forge_mini, loaded, local, offer, small,
 };
+use crate::device::{devices, on};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -144,40 +139,8 @@ enum Fault {
     Loss,
 }
 
-/// A CPU that fails every few steps.
-struct Faulty {
-    cpu: Executor,
-    fault: Fault,
-    n_steps: usize,
-}
-
 /// Steps of which one fails.
-const STEPS_TO_FAULT: usize = 67;
-
-impl Backend for Faulty {
-    fn submit(&mut self, batch: Batch, reply: Reply) {
-        self.n_steps += 1;
-        if !self.n_steps.is_multiple_of(STEPS_TO_FAULT) {
-            return reply(self.cpu.submit(batch).wait());
-        }
-        match self.fault {
-            Fault::Step => reply(Err(DeviceError::LostStep { step: 0, found: 0 }.into())),
-            Fault::Loss => panic!("a fault of the test"),
-        }
-    }
-
-    fn observe(&mut self, observer: Option<Box<dyn OpObserver>>) {
-        self.cpu.observe(observer);
-    }
-
-    fn observe_steps(&mut self, observer: Option<Box<dyn StepObserver>>) {
-        self.cpu.observe_steps(observer);
-    }
-
-    fn info(&self) -> BackendInfo {
-        self.cpu.info().clone()
-    }
-}
+const STEPS_TO_FAULT: u32 = 67;
 
 fn mini() -> Model {
     loaded(
@@ -190,27 +153,23 @@ fn mini() -> Model {
 
 /// Returns forge-mini on a device that fails.
 fn faulty(fault: Fault) -> Model {
-    let mut model = mini();
-    let gguf = Gguf::open(Path::new(FORGE_MINI), LoadMode::Mmap).unwrap();
-    let loaded = rocmforge_model::Model::load_for(Purpose::Text, Arc::new(gguf), &[]).unwrap();
-    let mut device: Restart = Box::new(move || {
-        let cpu = rocmforge_runtime::start(&loaded, &crowded())?.executor;
-        let n_steps = 0;
-        let faulty = Faulty {
-            cpu,
-            fault,
-            n_steps,
-        };
-        Ok(Executor::start(1, move || Ok((faulty, ())))?.0)
+    let mut devices = devices(crowded(), move || {
+        let mut n_steps = 0_u32;
+        Box::new(move || {
+            n_steps += 1;
+            match fault {
+                _ if !n_steps.is_multiple_of(STEPS_TO_FAULT) => Ok(()),
+                Fault::Step => Err(DeviceError::LostStep { step: 0, found: 0 }),
+                Fault::Loss => panic!("a fault of the test"),
+            }
+        })
     });
-    let mut engine = model.engine.stop().unwrap();
-    engine.restart(device().unwrap());
+    let device = devices().unwrap();
     let options = ServeOptions {
-        restart: (fault == Fault::Loss).then_some(device),
+        restart: (fault == Fault::Loss).then_some(devices),
         ..ServeOptions::default()
     };
-    model.engine = serve(engine, options).unwrap();
-    model
+    on(device, crowded(), options)
 }
 
 /// Lets `n` clients in, half of which leave.

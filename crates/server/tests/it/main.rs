@@ -9,6 +9,7 @@ mod chat;
 mod client;
 mod completions;
 mod cors;
+mod device;
 mod embeddings;
 mod hostile;
 mod keys;

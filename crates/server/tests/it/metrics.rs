@@ -1,8 +1,13 @@
 //! The metrics that dashboards read.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use rocmforge_engine::serve::ServeOptions;
 use serde_json::{Value, json};
 
-use crate::client::start;
+use crate::client::{TestServer, local, offer, small, start};
+use crate::device::{SLOW_OPS, devices, on};
 
 /// The names of metrics in a query.
 fn names(query: &str) -> impl Iterator<Item = &str> {
@@ -35,4 +40,57 @@ fn the_board_reads_metrics_that_exist() {
         }
     }
     assert!(n_names > 20, "{n_names}");
+}
+
+#[test]
+fn a_replaced_device_and_its_slow_operations_are_told() {
+    let steps_left = Arc::new(AtomicI32::new(i32::MAX));
+    let of_device = Arc::clone(&steps_left);
+    let mut devices = devices(small(), move || {
+        let steps_left = Arc::clone(&of_device);
+        Box::new(move || match steps_left.fetch_sub(1, Ordering::SeqCst) {
+            1 => panic!("a fault of the test"),
+            _ => Ok(()),
+        })
+    });
+    let device = devices().unwrap();
+    let options = ServeOptions {
+        restart: Some(devices),
+        ..ServeOptions::default()
+    };
+    let model = offer("forge-mini", on(device, small(), options));
+    let server = TestServer::start(local(), vec![model]);
+    let body = json!({"prompt": "Once", "max_tokens": 9, "temperature": 0});
+    let expected = server.post("/v1/completions", &body).ok()["choices"].clone();
+    let restarts = || server.metric("rocmforge_engine_restarts_total");
+    let before = restarts();
+    steps_left.store(5, Ordering::SeqCst);
+    let reply = server.post("/v1/completions", &body).ok();
+    assert_eq!(reply["choices"], expected);
+    assert_eq!(restarts(), before + 1.0);
+    assert_eq!(server.metric("rocmforge_failed_steps_total"), 1.0);
+    let (cause, n) = SLOW_OPS;
+    let slow = format!(
+        "rocmforge_slow_ops{{cause=\"{cause}\",engine=\"0\",model_name=\"forge-mini\"}} {n}"
+    );
+    let text = server.get("/metrics").text;
+    assert!(text.lines().any(|line| line == slow), "{text}");
+}
+
+#[test]
+fn each_mask_is_timed() {
+    let server = start();
+    let n_masks = || server.metric("rocmforge_mask_seconds_count");
+    assert_eq!(n_masks(), 0.0);
+    let body = json!({"prompt": "Once", "guided_regex": "[a-z ]{20}", "max_tokens": 60});
+    let reply = server.post("/v1/completions", &body).ok();
+    let n_tokens = reply["usage"]["completion_tokens"].as_f64().unwrap();
+    // One before each token, and perhaps one that came too late to be used.
+    assert!(n_tokens > 0.0);
+    assert!(
+        (n_tokens..=n_tokens + 1.0).contains(&n_masks()),
+        "{n_tokens} {}",
+        n_masks()
+    );
+    assert!(server.metric("rocmforge_mask_seconds_sum") > 0.0);
 }
