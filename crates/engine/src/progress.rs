@@ -24,6 +24,8 @@ pub struct RequestProgress {
     /// Tokens of its prompt that came from the prefix cache.
     pub cached_tokens: usize,
     pub generated_tokens: usize,
+    /// Times that it gave its place in the cache to another request.
+    pub preemptions: usize,
 }
 
 /// A [`RequestProgress`] that the engine's thread writes.
@@ -33,6 +35,7 @@ pub(crate) struct Tracker {
     queue_us: AtomicU64,
     n_cached: AtomicUsize,
     n_generated: AtomicUsize,
+    n_preempted: AtomicUsize,
 }
 
 /// The value of `queue_us` while a request waits.
@@ -45,6 +48,7 @@ impl Default for Tracker {
             queue_us: AtomicU64::new(WAITS),
             n_cached: AtomicUsize::new(0),
             n_generated: AtomicUsize::new(0),
+            n_preempted: AtomicUsize::new(0),
         }
     }
 }
@@ -64,6 +68,10 @@ impl Tracker {
         self.n_generated.store(n, Relaxed);
     }
 
+    pub(crate) fn preempted(&self) {
+        self.n_preempted.fetch_add(1, Relaxed);
+    }
+
     pub(crate) fn read(&self) -> RequestProgress {
         let queue_us = self.queue_us.load(Relaxed);
         let states = [
@@ -76,6 +84,7 @@ impl Tracker {
             queue_time: (queue_us != WAITS).then(|| Duration::from_micros(queue_us)),
             cached_tokens: self.n_cached.load(Relaxed),
             generated_tokens: self.n_generated.load(Relaxed),
+            preemptions: self.n_preempted.load(Relaxed),
         }
     }
 }

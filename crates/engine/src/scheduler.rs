@@ -356,6 +356,7 @@ impl Scheduler {
     fn preempt_last(&mut self) {
         let last = self.running.pop().expect("a sequence is running");
         self.n_preemptions += 1;
+        self.sequences[last].progress.preempted();
         self.take_back(last);
     }
 

@@ -116,6 +116,11 @@ impl EventStream {
         self.watch.clone()
     }
 
+    /// Returns how far the request is. Does not wait.
+    pub fn progress(&self) -> RequestProgress {
+        self.watch.progress()
+    }
+
     /// Asks the engine to end the request. Its last event is [`FinishReason::Aborted`], unless it ends before.
     pub fn abort(&self) {
         self.watch.abort();

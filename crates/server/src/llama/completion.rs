@@ -1,6 +1,7 @@
 //! `POST /completion` and `/infill`: llama-server's own completions, which editors use.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::State;
@@ -22,7 +23,7 @@ use crate::openai::completions::{prompts, tokens};
 use crate::openai::generation::{Form, Generation};
 use crate::openai::logprobs::of_token;
 use crate::openai::usage::Timings;
-use crate::serving::choices::{Choices, Ticket, Totals, Update, Whole};
+use crate::serving::choices::{Choices, PromptTimes, Ticket, Totals, Update, Whole};
 use crate::serving::model::Served;
 use crate::serving::structured::source;
 
@@ -135,8 +136,16 @@ impl Asked {
         let structure = source(&mut fields)?;
         let ignored = fields.unread();
         let of_model = Arc::clone(&model);
-        let work = move || Ok((encode(&of_model)?, of_model.grammar(structure)?));
-        let (prompts, grammar) = app.workers.run(work).await?;
+        let work = move || {
+            let began = Instant::now();
+            let prompts = encode(&of_model)?;
+            let times = PromptTimes {
+                tokenize: began.elapsed(),
+                ..PromptTimes::default()
+            };
+            Ok((prompts, times, of_model.grammar(structure)?))
+        };
+        let (prompts, times, grammar) = app.workers.run(work).await?;
         let form = Form {
             special_text: SpecialText::Hide,
             leading_space: LeadingSpace::Keep,
@@ -146,7 +155,7 @@ impl Asked {
         let requests = |prompt: &Vec<TokenId>| generation.requests(prompt, &form);
         let groups: Vec<_> = prompts.iter().map(requests).collect();
         let n_answers = groups.iter().map(Vec::len).sum();
-        let choices = Choices::submit(Arc::clone(&model), groups, ticket)?;
+        let choices = Choices::submit(Arc::clone(&model), groups, ticket)?.after(times);
         let answers = Answers {
             model,
             stops: generation.stops().to_vec(),

@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::State;
@@ -23,7 +24,7 @@ use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::stream::events;
-use crate::serving::choices::Choices;
+use crate::serving::choices::{Choices, PromptTimes};
 use crate::serving::model::Served;
 use crate::serving::reader::{Calls, Reader};
 use crate::serving::structured::{self, Forced, source};
@@ -54,6 +55,7 @@ pub(crate) struct Prompt {
     format: Format,
     calls: Calls,
     grammar: Option<Grammar>,
+    times: PromptTimes,
 }
 
 impl Prompt {
@@ -108,6 +110,7 @@ pub(crate) async fn create(
     let readers: Vec<Reader> = (0..generation.n).map(|_| prompt.reader()).collect();
     let requests = generation.requests(&prompt.ids, &prompt.form(&model, logprobs));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
+    let choices = choices.after(prompt.times);
     let id = app.new_id("chatcmpl-");
     let head = object(&id, "chat.completion.chunk", &model.name);
     let mut response = match generation.stream {
@@ -224,14 +227,19 @@ impl Chat {
         }
         let model = Arc::clone(model);
         let work = move || {
+            let began = Instant::now();
             let rendered = self.rendered(&model)?;
+            let template = began.elapsed();
             let tokenizer = &model.tokenizer;
+            let ids = with_bos(tokenizer, rendered.encode(tokenizer));
+            let tokenize = began.elapsed() - template;
             let format = match forced {
                 Some(_) => Format::by_name(structured::FORCED_FORMAT),
                 None => None,
             };
             Ok(Prompt {
-                ids: with_bos(tokenizer, rendered.encode(tokenizer)),
+                ids,
+                times: PromptTimes { template, tokenize },
                 text: rendered.text().to_string(),
                 format: format.unwrap_or(model.format),
                 tools: self.tools,

@@ -1,6 +1,7 @@
 //! `POST /v1/completions`: continues texts without a chat template.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::State;
@@ -24,7 +25,7 @@ use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::stream::{Encoder, Out, events};
-use crate::serving::choices::{Choices, Totals, Update, Whole};
+use crate::serving::choices::{Choices, PromptTimes, Totals, Update, Whole};
 use crate::serving::model::Served;
 use crate::serving::structured::source;
 
@@ -68,14 +69,19 @@ pub(crate) async fn create(
     let ignored = fields.unread();
     let of_model = Arc::clone(&model);
     let generation_tokens = generation.max_tokens;
-    let (prompts, grammar) = app
+    let (prompts, times, grammar) = app
         .workers
         .run(move || {
+            let began = Instant::now();
             let prompts = match suffix {
                 None => tokens(prompts, &of_model.tokenizer),
                 Some(suffix) => before_suffix(prompts, &suffix, &of_model, generation_tokens)?,
             };
-            Ok((prompts, of_model.grammar(structure)?))
+            let times = PromptTimes {
+                tokenize: began.elapsed(),
+                ..PromptTimes::default()
+            };
+            Ok((prompts, times, of_model.grammar(structure)?))
         })
         .await?;
     let form = Form {
@@ -100,7 +106,7 @@ pub(crate) async fn create(
         }));
         groups.push(requests);
     }
-    let choices = Choices::submit(Arc::clone(&model), groups, ticket)?;
+    let choices = Choices::submit(Arc::clone(&model), groups, ticket)?.after(times);
     let id = app.new_id("cmpl-");
     let mut response = match generation.stream {
         true => {

@@ -17,10 +17,14 @@ pub(crate) fn usage(totals: &Totals) -> Value {
     })
 }
 
-/// llama-server's block of times, and the time that the request waited for its turn. `prompt_n` counts the tokens that were computed, `cache_n` those found in the cache.
+/// llama-server's block of times, and what came before: reading the prompt, and waiting for a turn. `prompt_n` counts the
+/// tokens that were computed, `cache_n` those found in the cache.
 #[derive(Serialize)]
 pub(crate) struct Timings {
+    template_ms: f64,
+    tokenize_ms: f64,
     queue_ms: f64,
+    n_preempted: usize,
     cache_n: usize,
     prompt_n: usize,
     prompt_ms: f64,
@@ -36,20 +40,24 @@ impl Timings {
     pub(crate) fn new(totals: &Totals) -> Timings {
         let share = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
         let rate = |n: usize, time: Duration| share(n as f64, time.as_secs_f64());
-        let each = |time: Duration, n: usize| share(time.as_secs_f64() * 1e3, n as f64);
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let each = |time: Duration, n: usize| share(ms(time), n as f64);
         let prompt_n = totals.prompt_tokens.saturating_sub(totals.cached_tokens);
         let (prompt, decode) = (totals.prompt_time, totals.decode_time);
         // The first token comes with the end of the prompt.
         let n_decoded = totals.completion_tokens.saturating_sub(1);
         Timings {
-            queue_ms: totals.queue_time.as_secs_f64() * 1e3,
+            template_ms: ms(totals.prompt_times.template),
+            tokenize_ms: ms(totals.prompt_times.tokenize),
+            queue_ms: ms(totals.queue_time),
+            n_preempted: totals.n_preempted,
             cache_n: totals.cached_tokens,
             prompt_n,
-            prompt_ms: prompt.as_secs_f64() * 1e3,
+            prompt_ms: ms(prompt),
             prompt_per_token_ms: each(prompt, prompt_n),
             prompt_per_second: rate(prompt_n, prompt),
             predicted_n: totals.completion_tokens,
-            predicted_ms: decode.as_secs_f64() * 1e3,
+            predicted_ms: ms(decode),
             predicted_per_token_ms: each(decode, n_decoded),
             predicted_per_second: rate(n_decoded, decode),
         }

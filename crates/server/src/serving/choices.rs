@@ -57,6 +57,13 @@ impl Ticket {
     }
 }
 
+/// What it took to read a prompt.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PromptTimes {
+    pub(crate) template: Duration,
+    pub(crate) tokenize: Duration,
+}
+
 /// The sums of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
@@ -64,6 +71,9 @@ pub(crate) struct Totals {
     /// Tokens of the prompt that were in the cache.
     pub(crate) cached_tokens: usize,
     pub(crate) completion_tokens: usize,
+    /// Times that an answer gave its place in the cache to another request.
+    pub(crate) n_preempted: usize,
+    pub(crate) prompt_times: PromptTimes,
     /// Time that the last of the prompts waited for its turn.
     pub(crate) queue_time: Duration,
     /// Time from submission to the end of the prompt: waiting and prefill.
@@ -145,6 +155,12 @@ impl Choices {
         })
     }
 
+    /// Adds what it took to read the prompt.
+    pub(crate) fn after(mut self, prompt_times: PromptTimes) -> Choices {
+        self.totals.prompt_times = prompt_times;
+        self
+    }
+
     /// Returns the sums so far.
     pub(crate) fn totals(&self) -> Totals {
         self.totals
@@ -155,9 +171,11 @@ impl Choices {
         self.ticket.listed.streams();
     }
 
-    /// Ends an answer that needs no more tokens.
+    /// Lets go of an answer that has ended, or needs no more tokens.
     pub(crate) fn end(&mut self, choice: usize) {
-        self.slots[choice].events = None;
+        if let Some(events) = self.slots[choice].events.take() {
+            self.totals.n_preempted += events.progress().preemptions;
+        }
     }
 
     /// Waits for all answers.
@@ -292,7 +310,7 @@ impl Choices {
                 });
             }
             StreamEvent::Finished { reason, text } => {
-                self.slots[choice].events = None;
+                self.end(choice);
                 self.model.metrics.finished(reason);
                 self.ready.push_back(Update::Finished {
                     choice,

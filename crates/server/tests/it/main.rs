@@ -23,4 +23,5 @@ mod openapi;
 mod page;
 mod responses;
 mod structured;
+mod timings;
 mod tls;

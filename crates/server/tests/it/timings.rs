@@ -1,0 +1,50 @@
+//! Where the time of an answer went.
+
+use rocmforge_engine::{EngineConfig, KvTokens};
+use serde_json::{Value, json};
+
+use crate::client::{TestServer, forge_mini, local, small, start};
+
+#[test]
+fn reading_the_prompt_is_timed() {
+    let server = start();
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2});
+    let mut stream = chat.clone();
+    stream["stream"] = true.into();
+    stream["stream_options"] = json!({"include_usage": true});
+    let text = json!({"prompt": "Once upon a time", "max_tokens": 2});
+    let of_stream = server.post("/v1/chat/completions", &stream).events();
+    for (answer, has_template) in [
+        (server.post("/v1/chat/completions", &chat).ok(), true),
+        (of_stream.last().unwrap().clone(), true),
+        (server.post("/v1/completions", &text).ok(), false),
+        (server.post("/completion", &text).ok(), false),
+    ] {
+        let timings = &answer["timings"];
+        let ms = |name: &str| timings[name].as_f64().unwrap();
+        assert_eq!(ms("template_ms") > 0.0, has_template, "{timings}");
+        assert!(ms("tokenize_ms") > 0.0, "{timings}");
+        assert!(ms("queue_ms") >= 0.0, "{timings}");
+        assert_eq!(timings["n_preempted"], 0);
+    }
+}
+
+#[test]
+fn answers_say_how_often_they_were_preempted() {
+    // Too little for both answers.
+    let config = EngineConfig {
+        n_ctx: Some(256),
+        kv_tokens: KvTokens::Exactly(320),
+        ..small()
+    };
+    let server = TestServer::start(local(), vec![forge_mini(config)]);
+    let body = json!({"prompt": ["Once", "Twice"], "max_tokens": 200, "ignore_eos": true});
+    let answer = server.post("/v1/completions", &body).ok();
+    assert_eq!(answer["usage"]["completion_tokens"], 400);
+    let n: &Value = &answer["timings"]["n_preempted"];
+    assert_eq!(
+        n.as_f64(),
+        Some(server.metric("vllm:num_preemptions_total"))
+    );
+    assert!(n.as_u64() > Some(0), "{n}");
+}
