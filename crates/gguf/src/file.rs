@@ -152,6 +152,18 @@ impl Gguf {
         &self.parts[usize::from(info.part)][start..][..len]
     }
 
+    /// Returns what stands before the tensors' data in each part: metadata, and names, shapes and formats of tensors.
+    pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
+        let mut ends: Vec<usize> = self.parts.iter().map(|part| part.len()).collect();
+        for info in self.tensors() {
+            let start = usize::try_from(info.offset).expect("checked against the file at open");
+            let end = &mut ends[usize::from(info.part)];
+            *end = start.min(*end);
+        }
+        let parts = self.parts.iter().zip(ends);
+        parts.map(|(part, end)| &part[..end])
+    }
+
     /// Length in bytes, all parts together.
     pub fn file_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len() as u64).sum()

@@ -31,6 +31,13 @@ fn opens_parts_written_by_the_python_package() {
             .map(|no| std::fs::metadata(folder.join(name(no, 3))).unwrap().len())
             .sum();
         assert_eq!(split.file_bytes(), bytes);
+        for (at, header) in split.headers().enumerate() {
+            let file = std::fs::read(folder.join(name(at + 1, 3))).unwrap();
+            // The package fills tensors up to 32 bytes.
+            let tensors = split.tensors().iter().filter(|t| usize::from(t.part) == at);
+            let n_data: u64 = tensors.map(|t| t.n_bytes.next_multiple_of(32)).sum();
+            assert_eq!(header, &file[..file.len() - n_data as usize]);
+        }
     }
 }
 

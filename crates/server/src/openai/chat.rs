@@ -112,7 +112,7 @@ pub(crate) async fn create(
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
     let choices = choices.after(prompt.times);
     let id = app.new_id("chatcmpl-");
-    let head = object(&id, "chat.completion.chunk", &model.name);
+    let head = object(&id, "chat.completion.chunk", &model);
     let mut response = match generation.stream {
         true => {
             let include_usage = generation.include_usage;
@@ -127,7 +127,7 @@ pub(crate) async fn create(
                     choice(index, reader, &model.tokenizer, whole, logprobs.is_some())
                 })
                 .collect();
-            let mut body = object(&id, "chat.completion", &model.name);
+            let mut body = object(&id, "chat.completion", &model);
             body["choices"] = choices.into();
             body["usage"] = usage(&totals);
             body["timings"] = json!(Timings::new(&totals));

@@ -14,8 +14,15 @@ use crate::serving::model::{Served, unix_seconds};
 use crate::serving::reader::{Parts, Piece, Reader};
 
 /// Returns the fields that all objects of an answer share.
-pub(super) fn object(id: &str, kind: &str, model: &str) -> Value {
-    json!({ "id": id, "object": kind, "created": unix_seconds(), "model": model })
+pub(super) fn object(id: &str, kind: &str, model: &Served) -> Value {
+    json!({
+        "id": id,
+        "object": kind,
+        "created": unix_seconds(),
+        "model": model.name,
+        "system_fingerprint": model.identity.fingerprint,
+        "reproducible": model.identity.reproducible,
+    })
 }
 
 /// Returns OpenAI's word for why an answer ended.

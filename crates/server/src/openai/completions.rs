@@ -111,7 +111,7 @@ pub(crate) async fn create(
     let mut response = match generation.stream {
         true => {
             let encoder = CompletionEvents {
-                head: object(&id, "text_completion", &model.name),
+                head: object(&id, "text_completion", &model),
                 model,
                 answers,
                 include_usage: generation.include_usage,
@@ -124,7 +124,7 @@ pub(crate) async fn create(
             let choices: Vec<Value> = answers
                 .map(|(index, (answer, whole))| answer.whole(index, &model.tokenizer, whole))
                 .collect();
-            let mut body = object(&id, "text_completion", &model.name);
+            let mut body = object(&id, "text_completion", &model);
             body["choices"] = choices.into();
             body["usage"] = usage(&totals);
             body["timings"] = json!(Timings::new(&totals));

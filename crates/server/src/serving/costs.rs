@@ -26,6 +26,11 @@ impl Costs {
         }
     }
 
+    /// Returns the operations in words, the same ones for the same operations.
+    pub(crate) fn describe_plan(&self) -> String {
+        format!("{:?}", self.plan)
+    }
+
     pub(crate) fn kv_type(&self) -> KvType {
         self.kv_type
     }

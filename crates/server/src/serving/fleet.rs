@@ -331,10 +331,13 @@ impl Fleet {
             return Ok(None);
         }
         self.make_room(bytes).await;
-        let model = blocking(move || (prepared.start)(bytes)).await?;
-        let metrics = self.metrics.of_model(slot.name());
-        let defaults = slot.offer.defaults.clone();
-        let served = Arc::new(Served::new(slot.name(), model, defaults, metrics));
+        let (of_slot, metrics) = (Arc::clone(slot), self.metrics.of_model(slot.name()));
+        let served = blocking(move || {
+            let model = (prepared.start)(bytes)?;
+            let defaults = of_slot.offer.defaults.clone();
+            Ok(Served::new(of_slot.name(), model, defaults, metrics))
+        });
+        let served = Arc::new(served.await?);
         Ok(Some(Resident { served, bytes }))
     }
 

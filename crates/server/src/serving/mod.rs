@@ -3,6 +3,7 @@
 pub(crate) mod choices;
 pub(crate) mod costs;
 pub(crate) mod fleet;
+pub(crate) mod identity;
 pub(crate) mod lifecycle;
 pub(crate) mod model;
 pub(crate) mod reader;

@@ -20,6 +20,7 @@ use crate::http::fields::Fields;
 use crate::observe::metrics::ModelMetrics;
 use crate::observe::steps::Steps;
 use crate::serving::costs::Costs;
+use crate::serving::identity::Identity;
 use crate::serving::structured::Grammars;
 
 /// A model for the server: a running engine and what its file says about text.
@@ -39,6 +40,7 @@ pub struct Model {
 pub(crate) struct Served {
     /// What clients call it.
     pub(crate) name: String,
+    pub(crate) identity: Identity,
     /// Fields for requests that leave them out.
     defaults: Map<String, Value>,
     pub(crate) engine: Engine,
@@ -64,6 +66,7 @@ impl Served {
         defaults: Map<String, Value>,
         metrics: ModelMetrics,
     ) -> Served {
+        let identity = Identity::of(&model);
         let Model {
             engine,
             tokenizer,
@@ -84,6 +87,7 @@ impl Served {
         });
         Served {
             name: name.to_string(),
+            identity,
             defaults,
             engine,
             tokenizer,

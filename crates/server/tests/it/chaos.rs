@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::client::{
     FORGE_MINI, Reply as Answer, TestServer, forge_mini, loaded, local, offer, small,
 };
-use crate::device::{devices, on};
+use crate::device::{Before, devices, on};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -153,7 +153,7 @@ fn mini() -> Model {
 
 /// Returns forge-mini on a device that fails.
 fn faulty(fault: Fault) -> Model {
-    let mut devices = devices(crowded(), move || {
+    let hook = move || -> Before {
         let mut n_steps = 0_u32;
         Box::new(move || {
             n_steps += 1;
@@ -163,7 +163,8 @@ fn faulty(fault: Fault) -> Model {
                 Fault::Loss => panic!("a fault of the test"),
             }
         })
-    });
+    };
+    let mut devices = devices(crowded(), hook, |info| info);
     let device = devices().unwrap();
     let options = ServeOptions {
         restart: (fault == Fault::Loss).then_some(devices),

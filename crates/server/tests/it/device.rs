@@ -15,15 +15,13 @@ use rocmforge_server::Model;
 
 use crate::client::{FORGE_MINI, loaded};
 
-/// What [`BackendInfo::slow_ops`] says of these devices.
-pub(crate) const SLOW_OPS: (&str, usize) = ("a format of the test", 3);
-
 /// Called before each step. An error is that of the step; a panic ends the device.
 pub(crate) type Before = Box<dyn FnMut() -> Result<(), DeviceError> + Send>;
 
 struct Hooked {
     cpu: Executor,
     before: Before,
+    info: BackendInfo,
 }
 
 impl Backend for Hooked {
@@ -43,25 +41,26 @@ impl Backend for Hooked {
     }
 
     fn info(&self) -> BackendInfo {
-        let (cause, n) = SLOW_OPS;
-        BackendInfo {
-            slow_ops: vec![(cause.to_string(), n)],
-            ..self.cpu.info().clone()
-        }
+        self.info.clone()
     }
 }
 
-/// Returns what starts devices for forge-mini, each with a hook of its own.
+/// Returns what starts devices for forge-mini, each with a hook of its own. `describe` changes what they say of themselves.
 pub(crate) fn devices(
     config: EngineConfig,
     mut hook: impl FnMut() -> Before + Send + 'static,
+    describe: fn(BackendInfo) -> BackendInfo,
 ) -> Restart {
     let gguf = Gguf::open(Path::new(FORGE_MINI), LoadMode::Mmap).unwrap();
     let loaded = rocmforge_model::Model::load_for(Purpose::Text, Arc::new(gguf), &[]).unwrap();
     Box::new(move || {
         let cpu = rocmforge_runtime::start(&loaded, &config)?.executor;
-        let before = hook();
-        Ok(Executor::start(1, move || Ok((Hooked { cpu, before }, ())))?.0)
+        let hooked = Hooked {
+            before: hook(),
+            info: describe(cpu.info().clone()),
+            cpu,
+        };
+        Ok(Executor::start(1, move || Ok((hooked, ())))?.0)
     })
 }
 

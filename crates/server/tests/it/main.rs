@@ -12,6 +12,7 @@ mod cors;
 mod device;
 mod embeddings;
 mod hostile;
+mod identity;
 mod keys;
 mod lifecycle;
 mod llama;
