@@ -82,6 +82,8 @@ pub struct Limits {
     pub max_queue_time: Duration,
     /// Time for an answer; what there is then is returned.
     pub max_answer_time: Duration,
+    /// Time for a step of a model. The server says that it hangs when one takes longer.
+    pub max_step_time: Duration,
 }
 
 impl Default for Limits {
@@ -103,6 +105,7 @@ impl Default for Limits {
             // As long as OpenAI's clients wait.
             max_queue_time: Duration::from_secs(600),
             max_answer_time: Duration::from_secs(3600),
+            max_step_time: Duration::from_secs(60),
         }
     }
 }

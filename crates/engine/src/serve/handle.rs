@@ -1,8 +1,10 @@
 //! What clients use: submits requests to the engine's thread and asks it for numbers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
 
 use super::mailbox::{Mailbox, Outbox};
+use super::step_clock::StepClock;
 use super::stream::{EventStream, Watch};
 use crate::engine::Engine;
 use crate::error::{EngineError, QueueLimit, RequestError};
@@ -35,6 +37,7 @@ pub(super) struct Shared {
     /// What of it no longer waits for its first admission.
     left_queue: Mutex<Queued>,
     stats: Mutex<EngineStats>,
+    pub(super) step_clock: StepClock,
 }
 
 /// Locks what no code panics with.
@@ -91,6 +94,7 @@ impl Handle {
             submitted: Mutex::new(engine.left_queue()),
             left_queue: Mutex::new(engine.left_queue()),
             stats: Mutex::new(engine.stats()),
+            step_clock: StepClock::new(),
         };
         let shared = Arc::new(shared);
         (Handle { commands, shared }, inbox)
@@ -188,6 +192,12 @@ impl Handle {
     /// Returns the state of the engine after its last step.
     pub fn stats(&self) -> EngineStats {
         *lock(&self.shared.stats)
+    }
+
+    /// Returns how long the engine waits for the step under way; `None` between two steps. A device that hangs shows here,
+    /// a backend that is being replaced does not.
+    pub fn step_time(&self) -> Option<Duration> {
+        self.shared.step_clock.read()
     }
 
     /// Returns the context size: the number of positions of one sequence.

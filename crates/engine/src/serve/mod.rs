@@ -6,6 +6,7 @@
 
 mod handle;
 mod mailbox;
+mod step_clock;
 mod stream;
 mod worker;
 

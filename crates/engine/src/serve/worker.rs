@@ -52,7 +52,8 @@ impl Worker {
     /// without requests.
     pub(super) fn run(mut self) -> Engine {
         while self.take_commands() == ControlFlow::Continue(()) {
-            match self.engine.step() {
+            let step = self.shared.step_clock.time(|| self.engine.step());
+            match step {
                 Ok(events) => self.send(events),
                 Err(error) => {
                     if let Err(failure) = self.recover(error) {

@@ -40,23 +40,35 @@ pub(crate) fn probes() -> Router<Arc<App>> {
         .route("/health/live", get(live))
 }
 
-/// `GET /health`, `/health/ready`: whether the server takes requests.
+/// `GET /health`, `/health/ready`, `/health/startup`: whether the server takes requests.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
     let status = match app.lifecycle.phase() {
         Phase::Starting => "starting",
-        Phase::Ready => return Json(json!({ "status": "ok" })).into_response(),
+        Phase::Ready => OK,
         Phase::Draining | Phase::Aborting | Phase::Ended => "draining",
     };
-    (
-        StatusCode::SERVICE_UNAVAILABLE,
-        Json(json!({ "status": status })),
-    )
-        .into_response()
+    health(status)
 }
 
-/// `GET /health/live`, `/health/startup`: whether the server runs at all.
-pub(crate) async fn live() -> Json<Value> {
-    Json(json!({ "status": "ok" }))
+/// `GET /health/live`: whether the server runs at all. It does not if a device hangs.
+pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
+    health(
+        match app.fleet.longest_step() > Some(app.limits.max_step_time) {
+            true => "stuck",
+            false => OK,
+        },
+    )
+}
+
+/// The status of a server that is well.
+const OK: &str = "ok";
+
+fn health(status: &str) -> Response {
+    let code = match status {
+        OK => StatusCode::OK,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    (code, Json(json!({ "status": status }))).into_response()
 }
 
 /// `GET /props`

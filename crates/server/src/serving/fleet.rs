@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
+use rocmforge_engine::serve::Handle;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
@@ -77,7 +78,7 @@ enum State {
     Loading,
     Ready(Resident),
     /// Its last requests are being finished.
-    Leaving,
+    Leaving(Handle),
 }
 
 /// A model in memory.
@@ -116,7 +117,16 @@ impl Slot {
         match &*self.state.borrow() {
             State::Ready(_) => "loaded",
             State::Loading => "loading",
-            State::Away | State::Failed { .. } | State::Leaving => "unloaded",
+            State::Away | State::Failed { .. } | State::Leaving(_) => "unloaded",
+        }
+    }
+
+    /// Returns how long the step under way of its engine takes.
+    fn step_time(&self) -> Option<Duration> {
+        match &*self.state.borrow() {
+            State::Ready(resident) => resident.served.engine.step_time(),
+            State::Leaving(engine) => engine.step_time(),
+            State::Away | State::Failed { .. } | State::Loading => None,
         }
     }
 
@@ -206,6 +216,12 @@ impl Fleet {
         self.slots.iter().filter_map(|slot| slot.ready()).collect()
     }
 
+    /// Returns how long the longest of the steps under way takes.
+    pub(crate) fn longest_step(&self) -> Option<Duration> {
+        let slots = self.slots.iter();
+        slots.filter_map(|slot| slot.step_time()).max()
+    }
+
     /// Returns the model of this name, the first one without a name.
     ///
     /// # Errors
@@ -256,7 +272,7 @@ impl Fleet {
                 State::Away | State::Failed { .. } => {
                     self.begin(slot, Room::Make);
                 }
-                State::Loading | State::Leaving => {
+                State::Loading | State::Leaving(_) => {
                     let changed = states.changed().await;
                     changed.map_err(|_| ApiError::stopping())?;
                 }
@@ -389,11 +405,13 @@ impl Fleet {
         }
         let mut taken = None;
         slot.state.send_if_modified(|state| {
-            let is_ready = matches!(state, State::Ready(_));
-            if is_ready && let State::Ready(resident) = std::mem::replace(state, State::Leaving) {
-                taken = Some(resident.served);
-            }
-            is_ready
+            let State::Ready(Resident { served, .. }) = state else {
+                return false;
+            };
+            let engine = Handle::clone(&served.engine);
+            taken = Some(Arc::clone(served));
+            *state = State::Leaving(engine);
+            true
         });
         let Some(served) = taken else { return false };
         (self.notice)(&format!("notice: {} leaves the memory", slot.name()));

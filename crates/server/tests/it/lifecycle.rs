@@ -2,15 +2,17 @@
 
 use std::io::Write as _;
 use std::net::TcpStream;
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::EngineConfig;
 use rocmforge_engine::serve::ServeOptions;
 use rocmforge_model::Purpose;
-use rocmforge_server::{Server, ServerError};
+use rocmforge_server::{Config, Limits, Offer, Prepared, Server, ServerError};
 use serde_json::{Value, json};
 
-use crate::client::{FORGE_MINI, TestServer, forge_mini, local, model, roomy, small, start};
+use crate::client::{FORGE_MINI, TestServer, forge_mini, local, model, offer, roomy, small, start};
+use crate::device::{Before, devices, on};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -192,4 +194,98 @@ fn other_machines_need_keys() {
     let twins = vec![forge_mini(small()), forge_mini(small())];
     let refused = Server::bind(local(), twins);
     assert!(matches!(refused.err(), Some(ServerError::SameName { .. })));
+}
+
+/// Waits for a status of `/health/live`.
+fn wait_for_live(server: &TestServer, status: u16) -> Value {
+    for _ in 0..400 {
+        let reply = server.get("/health/live");
+        if reply.status == status {
+            return reply.json();
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    panic!("/health/live does not answer {status}");
+}
+
+/// A server that says soon that it hangs.
+fn impatient() -> Config {
+    let limits = Limits {
+        max_step_time: Duration::from_millis(50),
+        ..Limits::default()
+    };
+    Config { limits, ..local() }
+}
+
+#[test]
+fn a_device_that_hangs_is_told() {
+    let gate = Arc::new(RwLock::new(()));
+    let of_device = Arc::clone(&gate);
+    let hook = move || -> Before {
+        let gate = Arc::clone(&of_device);
+        Box::new(move || {
+            drop(gate.read());
+            Ok(())
+        })
+    };
+    let device = devices(small(), hook, |info| info)().unwrap();
+    let hangs = offer("hangs", on(device, small(), ServeOptions::default()));
+    let server = TestServer::start(impatient(), vec![hangs]);
+    assert_eq!(server.get("/health/live").ok()["status"], "ok");
+    let body = json!({"prompt": "Once", "max_tokens": 2});
+    let unload = json!({"model": "hangs"});
+    std::thread::scope(|scope| {
+        let closed = gate.write().unwrap();
+        let answer = scope.spawn(|| server.post(COMPLETIONS, &body));
+        assert_eq!(wait_for_live(&server, 503)["status"], "stuck");
+        server.get("/health").ok();
+        // A model that leaves has steps, too.
+        let unloaded = scope.spawn(|| server.post("/models/unload", &unload));
+        let status = || server.get("/v1/models/hangs").ok()["status"]["value"].clone();
+        while status() != "unloaded" {
+            std::thread::sleep(Duration::from_millis(25));
+        }
+        assert_eq!(server.get("/health/live").status, 503);
+        drop(closed);
+        answer.join().unwrap().ok();
+        unloaded.join().unwrap().ok();
+    });
+    server.get("/health/live").ok();
+}
+
+#[test]
+fn a_model_that_is_loaded_does_not_hang() {
+    let gate = Arc::new(RwLock::new(()));
+    let of_model = Arc::clone(&gate);
+    let slow = Offer {
+        name: "slow".to_string(),
+        aliases: Vec::new(),
+        defaults: serde_json::Map::new(),
+        at_start: false,
+        file_bytes: 0,
+        prepare: Box::new(move || {
+            let gate = Arc::clone(&of_model);
+            let start = Box::new(move |_| {
+                drop(gate.read());
+                Err("the test is over".into())
+            });
+            Ok(Prepared { bytes: 1, start })
+        }),
+    };
+    let config = impatient();
+    let max_step_time = config.limits.max_step_time;
+    let server = TestServer::start(config, vec![forge_mini(small()), slow]);
+    let body = json!({"model": "slow"});
+    std::thread::scope(|scope| {
+        let closed = gate.write().unwrap();
+        let loaded = scope.spawn(|| server.post("/models/load", &body));
+        let status = || server.get("/v1/models/slow").ok()["status"]["value"].clone();
+        while status() != "loading" {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(2 * max_step_time);
+        server.get("/health/live").ok();
+        drop(closed);
+        loaded.join().unwrap().error(503);
+    });
 }
