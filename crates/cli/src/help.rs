@@ -37,6 +37,7 @@ const RARE: &[&str] = &[
     "ttft_target",
     "kv_tokens",
     "queue_timeout",
+    "step_timeout",
     "max_queue",
     "max_queue_tokens",
     "drain_timeout",

@@ -57,6 +57,7 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
             max_first_token_time: (args.ttft_target > 0)
                 .then(|| Duration::from_millis(args.ttft_target)),
             max_queue_time: Duration::from_secs(args.queue_timeout),
+            max_step_time: Duration::from_secs(args.step_timeout),
             ..Limits::default()
         },
         max_model_bytes: None,

@@ -151,6 +151,16 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub queue_timeout: u64,
+    /// Seconds that a step of a model may take before /health/live fails
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS),
+        env = "ROCMFORGE_STEP_TIMEOUT",
+        hide_env_values = true
+    )]
+    pub step_timeout: u64,
     /// Size of the KV cache of all requests in tokens [default: what fits on a GPU; four contexts on a CPU]
     #[arg(
         long,

@@ -32,6 +32,7 @@ const OF_SERVER: &[&str] = &[
     "models-dir",
     "queue-timeout",
     "ttft-target",
+    "step-timeout",
     "drain-timeout",
     "access-log",
     "json",
