@@ -1,6 +1,7 @@
-//! Routes of llama-server that tools use: tokens, templates, properties, health.
+//! Routes of llama-server: completions, embeddings, tokens, templates, properties, health.
 
 mod completion;
+mod embeddings;
 
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/completion", post(completion::complete))
         .route("/completions", post(completion::complete))
         .route("/infill", post(completion::infill))
+        .route("/embedding", post(embeddings::embed))
+        .route("/embeddings", post(embeddings::embed))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/apply-template", post(apply_template))

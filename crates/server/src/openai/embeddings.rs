@@ -94,7 +94,30 @@ pub(crate) async fn embed(
     Ok(app.answer(body, &fields))
 }
 
-/// `POST /v1/rerank`
+/// The form of a list of scores.
+#[derive(Clone, Copy)]
+enum Scores {
+    /// Jina's.
+    Jina,
+    /// That of Text Embeddings Inference.
+    Tei,
+}
+
+impl Scores {
+    /// Describes one score, with the text that it is of if that is asked for.
+    fn item(self, index: usize, score: f32, text: Option<&str>) -> Value {
+        match (self, text) {
+            (Scores::Jina, None) => json!({ "index": index, "relevance_score": score }),
+            (Scores::Jina, Some(text)) => {
+                json!({ "index": index, "relevance_score": score, "document": { "text": text } })
+            }
+            (Scores::Tei, None) => json!({ "index": index, "score": score }),
+            (Scores::Tei, Some(text)) => json!({ "index": index, "score": score, "text": text }),
+        }
+    }
+}
+
+/// `POST /v1/rerank`: in the form of Text Embeddings Inference if the documents are called `texts`, as in llama-server.
 pub(crate) async fn rerank(
     State(app): State<Arc<App>>,
     caller: Caller,
@@ -103,9 +126,17 @@ pub(crate) async fn rerank(
     let ticket = app.admit(&caller)?;
     let model = app.model(&mut fields).await?;
     let query: String = fields.need("query")?;
+    let form = match fields.take::<Value>("texts")? {
+        None => Scores::Jina,
+        Some(texts) => {
+            fields.put_default("documents", texts);
+            Scores::Tei
+        }
+    };
     let documents = documents(&mut fields)?;
+    let with_texts = fields.take_any(&["return_documents", "return_text"])?;
+    let with_texts = with_texts.unwrap_or(false);
     let top_n = fields.take("top_n")?.unwrap_or(documents.len());
-    let with_texts = fields.take("return_documents")?.unwrap_or(false);
     let (name, texts) = (model.name.clone(), documents.clone());
     let ranks = |embedding: &Embedding| embedding.pooling == Pooling::Rank;
     let vectors = vectors(&app, model, ticket, ranks, move |model| {
@@ -121,18 +152,19 @@ pub(crate) async fn rerank(
         .collect();
     scores.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     let results = scores.into_iter().take(top_n).map(|(index, score)| {
-        let mut result = json!({ "index": index, "relevance_score": score });
-        if with_texts {
-            result["document"] = json!({ "text": documents[index] });
-        }
-        result
+        let text = with_texts.then(|| documents[index].as_str());
+        form.item(index, score, text)
     });
-    let body = json!({
-        "object": "list",
-        "model": name,
-        "results": results.collect::<Vec<_>>(),
-        "usage": { "prompt_tokens": vectors.n_tokens, "total_tokens": vectors.n_tokens },
-    });
+    let results: Vec<Value> = results.collect();
+    let body = match form {
+        Scores::Tei => results.into(),
+        Scores::Jina => json!({
+            "object": "list",
+            "model": name,
+            "results": results,
+            "usage": { "prompt_tokens": vectors.n_tokens, "total_tokens": vectors.n_tokens },
+        }),
+    };
     Ok(app.answer(body, &fields))
 }
 

@@ -1,13 +1,34 @@
-//! `/v1/embeddings`: the same numbers as the library computes.
+//! Embeddings and ranks: the same numbers as the library computes, in every form.
+
+use std::fs;
+use std::path::Path;
 
 use rocmforge::{Device, ModelOptions, Pooling};
 use rocmforge_engine::serve::ServeOptions;
+use rocmforge_gguf::GgmlType;
 use rocmforge_model::Purpose;
+use rocmforge_server::Offer;
+use rocmforge_testkit::models::embeddings;
 use serde_json::{Value, json};
 
 use crate::client::{FORGE_MINI, TestServer, local, model, small, start};
 
 const EMBEDDINGS: &str = "/v1/embeddings";
+
+/// A model for embeddings.
+pub(crate) fn embedder(name: &str, path: &Path, pooling: Pooling) -> Offer {
+    let purpose = Purpose::Embeddings(Some(pooling));
+    model(name, path, purpose, small(), ServeOptions::default())
+}
+
+/// A model with random weights that scores documents.
+pub(crate) fn reranker(name: &str) -> Offer {
+    let file = embeddings::model("bert_scores", GgmlType::F16);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank.gguf");
+    fs::write(&path, file.unwrap().unwrap().to_vec().unwrap()).unwrap();
+    embedder(name, &path, Pooling::Rank)
+}
 
 fn vectors(reply: &Value) -> Vec<Vec<f32>> {
     let data = reply["data"].as_array().unwrap().iter();
@@ -24,14 +45,7 @@ fn embeddings_are_those_of_the_library() {
     let texts = ["Hello", "A cat sat on a mat."];
     let expected = session.embed(texts).unwrap();
 
-    let purpose = Purpose::Embeddings(pooling);
-    let served = model(
-        "embedder",
-        FORGE_MINI.as_ref(),
-        purpose,
-        small(),
-        ServeOptions::default(),
-    );
+    let served = embedder("embedder", FORGE_MINI.as_ref(), Pooling::Mean);
     let server = TestServer::start(local(), vec![served]);
     let reply = server.post(EMBEDDINGS, &json!({ "input": texts })).ok();
     assert_eq!(vectors(&reply), expected);
@@ -55,6 +69,33 @@ fn embeddings_are_those_of_the_library() {
     let text = packed["data"][0]["embedding"].as_str().unwrap();
     assert_eq!(text.len(), (expected[0].len() * 4).div_ceil(3) * 4);
 
+    // llama-server's form.
+    for (path, body, expected) in [
+        ("/embedding", json!({"content": texts}), &expected[..]),
+        ("/embedding", json!({"content": texts[0]}), &expected[..1]),
+        (
+            "/embeddings",
+            json!({"input": texts, "embd_normalize": 2}),
+            &expected[..],
+        ),
+    ] {
+        let reply = server.post(path, &body).ok();
+        let all = reply.as_array().unwrap();
+        assert_eq!(all.len(), expected.len());
+        for (index, (item, vector)) in all.iter().zip(expected).enumerate() {
+            assert_eq!(item["index"], index);
+            let [found]: [Vec<f32>; 1] = serde_json::from_value(item["embedding"].clone()).unwrap();
+            assert_eq!(&found, vector, "{path}");
+        }
+    }
+    for body in [
+        json!({}),
+        json!({"content": "a", "embd_normalize": -1}),
+        json!({"input": "a", "encoding_format": "base64"}),
+    ] {
+        server.post("/embedding", &body).error(400);
+    }
+
     server.post(EMBEDDINGS, &json!({"input": []})).error(400);
     server.post(EMBEDDINGS, &json!({"input": 1})).error(400);
     server
@@ -69,8 +110,44 @@ fn embeddings_are_those_of_the_library() {
 }
 
 #[test]
+fn ranks_have_the_form_that_the_request_asks_for() {
+    let server = TestServer::start(local(), vec![reranker("ranks")]);
+    let documents = ["one", "two three", "four five six"];
+    let body = json!({"query": "which?", "documents": documents, "return_documents": true});
+    let jina = server.post("/v1/rerank", &body).ok()["results"].clone();
+    let jina = jina.as_array().unwrap();
+    assert_eq!(jina.len(), 3);
+    let scores: Vec<f64> = jina
+        .iter()
+        .map(|rank| rank["relevance_score"].as_f64().unwrap())
+        .collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+    let as_tei = |rank: &Value| {
+        let index = rank["index"].as_u64().unwrap() as usize;
+        assert_eq!(rank["document"]["text"], documents[index]);
+        json!({"index": index, "score": rank["relevance_score"], "text": documents[index]})
+    };
+    let expected: Vec<Value> = jina.iter().map(as_tei).collect();
+    for path in ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"] {
+        let body = json!({"query": "which?", "texts": documents, "return_text": true});
+        let reply = server.post(path, &body);
+        assert_eq!(reply.header("x-ignored-fields"), None);
+        assert_eq!(reply.ok(), json!(expected), "{path}");
+    }
+    let body = json!({"query": "which?", "texts": documents, "top_n": 1});
+    let best = json!([{"index": expected[0]["index"], "score": expected[0]["score"]}]);
+    assert_eq!(server.post("/rerank", &body).ok(), best);
+    for body in [json!({"query": "a"}), json!({"query": "a", "texts": "b"})] {
+        server.post("/rerank", &body).error(400);
+    }
+}
+
+#[test]
 fn a_model_for_text_has_no_embeddings() {
     let server = start();
     let error = server.post(EMBEDDINGS, &json!({"input": "a"})).error(501);
     assert_eq!(error["code"], "wrong_model");
+    server
+        .post("/embedding", &json!({"content": "a"}))
+        .error(501);
 }

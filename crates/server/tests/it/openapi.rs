@@ -4,14 +4,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use rocmforge_engine::serve::ServeOptions;
-use rocmforge_gguf::GgmlType;
-use rocmforge_model::{Pooling, Purpose};
+use rocmforge_model::Pooling;
 use rocmforge_server::Offer;
-use rocmforge_testkit::models::embeddings;
 use serde_json::{Map, Value, json};
 
-use crate::client::{FORGE_MINI, TestServer, local, model, small, start};
+use crate::client::{FORGE_MINI, TestServer, local, small, start};
+use crate::embeddings::{embedder, reranker};
 use crate::llama::with_marks;
 
 fn document(server: &TestServer) -> Value {
@@ -103,23 +101,10 @@ fn it_needs_no_key() {
 
 /// A model of each kind: for gaps, for embeddings, for ranks.
 fn models() -> Vec<Offer> {
-    let reranker = embeddings::model("bert_scores", GgmlType::F16);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rank.gguf");
-    fs::write(&path, reranker.unwrap().unwrap().to_vec().unwrap()).unwrap();
-    let of = |name: &str, path: &Path, pooling| {
-        model(
-            name,
-            path,
-            Purpose::Embeddings(Some(pooling)),
-            small(),
-            ServeOptions::default(),
-        )
-    };
     vec![
         with_marks(),
-        of("vectors", FORGE_MINI.as_ref(), Pooling::Mean),
-        of("ranks", &path, Pooling::Rank),
+        embedder("vectors", FORGE_MINI.as_ref(), Pooling::Mean),
+        reranker("ranks"),
     ]
 }
 
@@ -166,13 +151,13 @@ fn the_server_knows_every_described_field() {
                 least[name] = 1.into();
             }
         }
-        for name in ["options", "prompt"] {
+        for name in ["options", "prompt", "input", "documents"] {
             if fields.contains_key(name) {
                 least[name] = example(name);
             }
         }
         least["model"] = match path.split('/').next_back().unwrap() {
-            "embeddings" | "embed" => "vectors".into(),
+            "embeddings" | "embedding" | "embed" => "vectors".into(),
             "rerank" | "reranking" => "ranks".into(),
             _ => "code".into(),
         };
