@@ -1,5 +1,6 @@
 //! How an answer is generated: the fields that chat and completions share.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -234,7 +235,7 @@ fn sampling(fields: &mut Fields, limits: &Limits) -> Result<SamplingParams, ApiE
     let s = &mut sampling;
     let mut number = |names: &[&str], to: &mut f32| {
         if let Some(value) = fields.take_any(names)? {
-            *to = value;
+            *to = rounded(value);
         }
         Ok::<(), ApiError>(())
     };
@@ -284,8 +285,8 @@ fn sampling(fields: &mut Fields, limits: &Limits) -> Result<SamplingParams, ApiE
     }
     let (tau, eta) = (fields.take("mirostat_tau")?, fields.take("mirostat_eta")?);
     if let Some(mirostat) = &mut s.mirostat {
-        mirostat.tau = tau.unwrap_or(mirostat.tau);
-        mirostat.eta = eta.unwrap_or(mirostat.eta);
+        mirostat.tau = tau.map_or(mirostat.tau, rounded);
+        mirostat.eta = eta.map_or(mirostat.eta, rounded);
     }
     if let Some(names) = fields.take::<Vec<String>>("samplers")? {
         let kinds = names.iter().map(|name| name.parse::<SamplerKind>());
@@ -303,6 +304,17 @@ fn sampling(fields: &mut Fields, limits: &Limits) -> Result<SamplingParams, ApiE
         ApiError::field(name, error.to_string())
     })?;
     Ok(sampling)
+}
+
+/// Rounds a number. One just beyond a bound, 0 or 1, must not become the bound.
+fn rounded(value: f64) -> f32 {
+    let nearest = value as f32;
+    let is_whole = nearest.fract() == 0.0;
+    match f64::from(nearest).total_cmp(&value) {
+        Ordering::Less if is_whole && nearest >= 1.0 => nearest.next_up(),
+        Ordering::Greater if is_whole && nearest <= 0.0 => nearest.next_down(),
+        _ => nearest,
+    }
 }
 
 /// Reads OpenAI's object `{"id": bias}` or llama-server's list `[[id, bias]]`, in which false forbids a token.

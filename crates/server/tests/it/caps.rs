@@ -63,6 +63,28 @@ fn beside_another_client(server: &TestServer, work: impl FnOnce()) {
 }
 
 #[test]
+fn a_number_just_beyond_a_bound_is_refused() {
+    let server = TestServer::start(local(), vec![forge_mini(small())]);
+    // The next numbers that JSON can hold.
+    let (above_1, below_0) = (1.0 + f64::EPSILON, -f64::MIN_POSITIVE);
+    for (name, value, status) in [
+        ("top_p", above_1, 400),
+        ("xtc_threshold", above_1, 400),
+        ("temperature", below_0, 400),
+        ("min_p", below_0, 400),
+        ("xtc_threshold", 1.0, 200),
+        ("xtc_threshold", 1.0 - f64::EPSILON, 200),
+        ("temperature", f64::MIN_POSITIVE, 200),
+        ("min_p", 0.0, 200),
+    ] {
+        let mut body = json!({"prompt": "a", "max_tokens": 1});
+        body[name] = value.into();
+        let reply = server.post(COMPLETIONS, &body);
+        assert_eq!(reply.status, status, "{body}: {}", reply.text);
+    }
+}
+
+#[test]
 fn caps_on_what_a_request_holds() {
     let mut config = local();
     let limits = &mut config.limits;
