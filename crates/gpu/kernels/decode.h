@@ -1,13 +1,10 @@
 // Shared by both implementations of decode attention (kv/attention_decode.hip): the job of a block, and how the sums of
 // its waves are merged.
 #pragma once
-#include "attention.h"
+#include "parts.h"
 
-constexpr u32 THREADS = 128;
-constexpr u32 N_WAVES = THREADS / WARP_SIZE;
-// Split lengths are multiples of this many positions. Both constants as in src/ops/attention.rs.
+// Split lengths are multiples of this many positions, as in src/ops/attention.rs.
 constexpr u32 GRAIN = 64;
-constexpr u32 MAX_SPLITS = 128;
 
 struct DecodeParams {
     const float* q;
@@ -113,10 +110,7 @@ DEV void merge_waves(const DecodeParams& p, const DecodeJob& job, const float* s
         }
         u64 at = of_row * p.n_splits + job.split;
         p.partial[at * DIM + i % DIM] = total;
-        if (i % DIM == 0) {
-            float* to = p.partial + (u64)p.n_rows * p.n_heads * p.n_splits * DIM + at * 2;
-            to[0] = max;
-            to[1] = weights;
-        }
+        Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, DIM};
+        if (i % DIM == 0) parts.write_stats(at, max, weights);
     }
 }

@@ -66,56 +66,13 @@ KERNEL(decode_latent, DecodeParams, THREADS) {
 }
 
 KERNEL(combine, DecodeParams, THREADS) {
-    SHARED(float, weights, MAX_SPLITS);
-    SHARED(float, part, N_WAVES);
-    SHARED(float, part_of_sum, N_WAVES);
-    SHARED(float, sums, THREADS * 4);
     u32 head = bid_x(), row = bid_y();
     u32 seq = uniform(p.seq_of_row[row]);
     Span span = span_of(p, uniform(p.positions[row]));
     if (seq == NO_ROW || span.n_used == 1) return;
-
-    // Each thread has four dimensions; the threads of a set take every n_sets-th split. The first splits are loaded
-    // while their weights are computed.
-    constexpr u32 EARLY = 8;
-    u64 first = ((u64)row * p.n_heads + head) * p.n_splits;
-    u32 set_len = p.v_dim / 4, n_sets = THREADS / set_len, set = tid() / set_len, d = tid() % set_len * 4;
-    const float* of_thread = p.partial + first * p.v_dim + d;
-    u32 n_used = set < n_sets ? span.n_used : 0;
-    f32x4 early[EARLY];
-#pragma unroll
-    for (u32 i = 0; i < EARLY; i++) {
-        u32 s = set + i * n_sets;
-        if (s < n_used) early[i] = *(const f32x4*)(of_thread + s * p.v_dim);
-    }
-
-    const float* stats = p.partial + (u64)p.n_rows * p.n_heads * p.n_splits * p.v_dim + first * 2;
-    bool mine = tid() < span.n_used;
-    float exponent = mine ? stats[tid() * 2] : UNSEEN, of_split = mine ? stats[tid() * 2 + 1] : 0.0f;
-    float max = block_reduce<Max, THREADS>(exponent, part);
-    float weight = mine ? exp2_fast(exponent - max) : 0.0f;
-    float sum = block_reduce<Sum, THREADS>(mine ? weight * of_split : 0.0f, part_of_sum);
-    weights[tid()] = weight / (sum + p.scores.sink_weight(head, max));
-    barrier();
-
-    f32x4 acc = {{0.0f, 0.0f, 0.0f, 0.0f}};
-    auto add = [&](const f32x4& x, u32 s) {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) acc.v[i] = fma(x[i], weights[s], acc.v[i]);
-    };
-#pragma unroll
-    for (u32 i = 0; i < EARLY; i++) {
-        u32 s = set + i * n_sets;
-        if (s < n_used) add(early[i], s);
-    }
-    for (u32 s = set + EARLY * n_sets; s < n_used; s += n_sets) add(*(const f32x4*)(of_thread + s * p.v_dim), s);
-    if (set < n_sets) *(f32x4*)(sums + set * p.v_dim + d) = acc;
-    barrier();
-    for (u32 i = tid(); i < p.v_dim; i += THREADS) {
-        float total = 0.0f;
-        for (u32 s = 0; s < n_sets; s++) total += sums[s * p.v_dim + i];
-        p.out[((u64)row * p.n_heads + head) * p.v_dim + i] = total;
-    }
+    u64 of_row = (u64)row * p.n_heads + head;
+    Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, p.v_dim};
+    parts.combine(p.scores, head, of_row * p.n_splits, span.n_used, p.out + of_row * p.v_dim);
 }
 
 KERNEL(generic, DecodeParams, THREADS) {

@@ -18,20 +18,53 @@
 // Shared memory: queries in two parts, 2 * 16 * WAVES * (2 DIM + 16) bytes, unless they are kept in registers; KEYS
 // keys and KEYS values of (2 DIM + 16) bytes each, in the same place if both would not fit into 48 KB. The next keys or
 // values are loaded into registers meanwhile.
-#include "attention.h"
+//
+// A long context is divided into splits, so that few rows keep the device busy, too. A block then has the positions of
+// one split and writes a partial result; combine_rows combines them.
 #include "mma.h"
+#include "parts.h"
 
 struct PrefillParams {
     const float* q;
     float* out;
+    float* partial;
     const SeqRows* seqs;
+    const u32* seq_of_row;
     KvCache cache;
     Scores scores;
+    u32 n_rows;
     u32 n_heads;
+    u32 dim;
     u32 tile_rows;
     u32 tile_heads;
-    u32 pad;
-    FIELDS(q, out, seqs, cache, scores, n_heads, tile_rows, tile_heads, pad)
+    u32 n_splits;
+    FIELDS(q, out, partial, seqs, seq_of_row, cache, scores, n_rows, n_heads, dim, tile_rows, tile_heads, n_splits)
+};
+
+// The rows of a sequence in the step.
+DEV SeqRows rows_of(const PrefillParams& p, u32 seq) {
+    SeqRows rows;
+    rows.first_row = uniform(p.seqs[seq].first_row);
+    rows.n_rows = uniform(p.seqs[seq].n_rows);
+    rows.first_pos = uniform(p.seqs[seq].first_pos);
+    return rows;
+}
+
+// The positions that the rows of a sequence see, in splits of a multiple of GRAIN positions. GRAIN as in
+// src/ops/attention.rs; it is a multiple of all KEYS.
+constexpr u32 GRAIN = 256;
+struct Splits {
+    u32 start;
+    u32 len;
+    u32 n_used;
+
+    static DEV_MEMBER Splits of(const PrefillParams& p, const SeqRows& rows) {
+        u32 start = p.scores.first_seen(rows.first_pos) & ~(GRAIN - 1);
+        u32 n = rows.first_pos + rows.n_rows - start;
+        u32 len = div_up(div_up(n, p.n_splits), GRAIN) * GRAIN;
+        return {start, len, div_up(n, len)};
+    }
+    DEV_MEMBER u32 begin(u32 split) const { return start + split * len; }
 };
 
 using mma::ELEMENTS;
@@ -136,17 +169,16 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     const PrefillParams& p;
     SeqRows rows;
     u32 seq, kv_head, head, n_heads, first_row, n_rows;
-    // Positions of the first and the last row of the tile, and the first position that a row sees.
-    u32 first_pos, last_pos, first_key;
+    // The position of the first row of the tile, and the first and last position of the split that a row sees.
+    u32 first_pos, last_key, first_key;
+    // Which of how many splits.
+    u32 split, n_used;
     u8* memory;
 
     static DEV_MEMBER void run(const PrefillParams& p) {
         SHARED(u8, memory, BYTES);
-        u32 seq = bid_z();
-        SeqRows rows;
-        rows.first_row = uniform(p.seqs[seq].first_row);
-        rows.n_rows = uniform(p.seqs[seq].n_rows);
-        rows.first_pos = uniform(p.seqs[seq].first_pos);
+        u32 seq = bid_z() / p.n_splits, split = bid_z() % p.n_splits;
+        SeqRows rows = rows_of(p, seq);
         u32 n_tiles = div_up(rows.n_rows, p.tile_rows);
         if (bid_x() >= n_tiles) return;
         // The last tiles have the most positions and start first.
@@ -155,6 +187,12 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
         u32 group = p.n_heads / p.cache.n_kv_heads, parts = div_up(group, p.tile_heads);
         u32 kv_head = bid_y() / parts, in_group = bid_y() % parts * p.tile_heads;
         u32 first_pos = rows.first_pos + first_row;
+        Splits splits = Splits::of(p, rows);
+        if (split >= splits.n_used) return;
+        u32 first_key = max_of(p.scores.first_seen(first_pos), splits.begin(split));
+        u32 last_key = min_of(p.scores.last_seen(first_pos + n_rows - 1, rows.first_pos + rows.n_rows - 1),
+                              splits.begin(split + 1) - 1);
+        if (first_key > last_key) return;
         Prefill tile{p,
                      rows,
                      seq,
@@ -164,8 +202,10 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
                      first_row,
                      n_rows,
                      first_pos,
-                     p.scores.last_seen(first_pos + n_rows - 1, rows.first_pos + rows.n_rows - 1),
-                     p.scores.first_seen(first_pos),
+                     last_key,
+                     first_key,
+                     split,
+                     splits.n_used,
                      memory};
         tile.attend();
     }
@@ -174,9 +214,9 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     DEV_MEMBER u32 row_of(u32 i) const { return i / p.tile_heads; }
     DEV_MEMBER u32 head_of(u32 i) const { return i % p.tile_heads; }
     DEV_MEMBER bool is_there(u32 i) const { return row_of(i) < n_rows && head_of(i) < n_heads; }
-    // Offset of a query in q and out.
+    // Index of a query among the rows and heads of the step.
     DEV_MEMBER u64 at(u32 i) const {
-        return ((u64)(rows.first_row + first_row + row_of(i)) * p.n_heads + head + head_of(i)) * DIM;
+        return (u64)(rows.first_row + first_row + row_of(i)) * p.n_heads + head + head_of(i);
     }
     DEV_MEMBER u32 last_seen(u32 pos) const {
         return p.scores.last_seen(pos, rows.first_pos + rows.n_rows - 1);
@@ -189,7 +229,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
             float factor = p.scores.query_factor(position_of(query));
             u32x4 high = {{0, 0, 0, 0}}, low = {{0, 0, 0, 0}};
             if (is_there(query)) {
-                const float* from = p.q + at(query) + piece * 8;
+                const float* from = p.q + at(query) * DIM + piece * 8;
                 f32x4 x[2] = {*(const f32x4*)from, *(const f32x4*)(from + 4)};
 #pragma unroll
                 for (u32 j = 0; j < 4; j++) {
@@ -212,7 +252,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
             u32 piece = min_of(tid() + i * THREADS, N_PIECES - 1);
-            u32 pos = min_of(max_of(from + piece / PIECES, first_key), last_pos);
+            u32 pos = min_of(max_of(from + piece / PIECES, first_key), last_key);
             u64 slot = p.cache.slot(p.cache.block(seq, pos), kv_head, pos);
             to[i] = Piece::load(planes, slot, DIM, piece % PIECES * 8);
         }
@@ -258,7 +298,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
         Piece coming[LOADS];
         u32 begin = first_key / KEYS * KEYS;
         load(p.cache.k, begin, coming);
-        for (u32 at = begin; at <= last_pos; at += KEYS) {
+        for (u32 at = begin; at <= last_key; at += KEYS) {
             if constexpr (ONE_PLACE) barrier();
             store(keys, coming);
             barrier();
@@ -298,7 +338,7 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
             if constexpr (ONE_PLACE) barrier();
             store(values, coming);
             barrier();
-            if (at + KEYS <= last_pos) load(p.cache.k, at + KEYS, coming);
+            if (at + KEYS <= last_key) load(p.cache.k, at + KEYS, coming);
             if (seen) add_values(out, s, values, weights);
         }
         write(out, greatest, sum);
@@ -390,23 +430,33 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
     }
 
     DEV_MEMBER void write(const Tile::Acc* out, const float* greatest, const float* sum) const {
+        Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, DIM};
         float factor[N_QUERIES];
-        float* to[N_QUERIES];
+        u64 to[N_QUERIES];
         bool there[N_QUERIES];
 #pragma unroll
         for (u32 i = 0; i < N_QUERIES; i++) {
             u32 query = wave() * 16 + query_of(i);
-            float sink = p.scores.sink_weight(head + min_of(head_of(query), n_heads - 1), greatest[i]);
-            factor[i] = 1.0f / (reduce_lanes<Sum, SAME_FROM, SAME_TO>(sum[i]) + sink);
+            float weights = reduce_lanes<Sum, SAME_FROM, SAME_TO>(sum[i]);
             there[i] = is_there(query);
-            to[i] = p.out + at(query);
+            to[i] = at(query);
+            if (n_used == 1) {
+                float sink = p.scores.sink_weight(head + min_of(head_of(query), n_heads - 1), greatest[i]);
+                factor[i] = 1.0f / (weights + sink);
+            } else {
+                factor[i] = 1.0f;
+                to[i] = to[i] * p.n_splits + split;
+                // One of the lanes that share the query.
+                if (there[i] && other_of(0) == 0) parts.write_stats(to[i], greatest[i], weights);
+            }
         }
+        float* all = n_used == 1 ? p.out : p.partial;
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++)
 #pragma unroll
             for (u32 e = 0; e < ELEMENTS; e++) {
                 u32 of = query_index(e);
-                if (there[of]) to[of][i * 16 + other_of(e)] = out[i].v[e] * factor[of];
+                if (there[of]) all[to[of] * DIM + i * 16 + other_of(e)] = out[i].v[e] * factor[of];
             }
     }
 };
@@ -414,6 +464,21 @@ template <u32 DIM, u32 WAVES, u32 KEYS> struct Prefill {
 #define PREFILL(DIM, WAVES, KEYS)                                                                                      \
     KERNEL(prefill_##DIM, PrefillParams, (WAVES * WARP_SIZE)) { Prefill<DIM, WAVES, KEYS>::run(p); }
 EXPORT_U32(wave_size, WARP_SIZE)
+
+// Combines the splits that a row sees; one block per head and row.
+KERNEL(combine_rows, PrefillParams, THREADS) {
+    u32 head = bid_x(), row = bid_y(), seq = uniform(p.seq_of_row[row]);
+    if (seq == NO_ROW) return;
+    SeqRows rows = rows_of(p, seq);
+    Splits splits = Splits::of(p, rows);
+    if (splits.n_used == 1) return;
+    u32 pos = rows.first_pos + row - rows.first_row;
+    u32 first = (p.scores.first_seen(pos) - splits.start) / splits.len;
+    u32 last = (p.scores.last_seen(pos, rows.first_pos + rows.n_rows - 1) - splits.start) / splits.len;
+    u64 of_row = (u64)row * p.n_heads + head;
+    Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, p.dim};
+    parts.combine(p.scores, head, of_row * p.n_splits + first, last - first + 1, p.out + of_row * p.dim);
+}
 
 // WAVES as in src/ops/attention.rs.
 // The smallest BERT models; only for rows that see positions after their own.

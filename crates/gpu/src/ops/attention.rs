@@ -18,8 +18,9 @@ const THREADS: u32 = 128;
 /// Up to this many rows per sequence, each row is computed on its own, spread over all processors (decode). With more,
 /// rows share their loads (prefill).
 const MAX_DECODE_ROWS: usize = 4;
-/// `GRAIN` and `MAX_SPLITS` of `kernels/decode.h`.
+/// `GRAIN` of `kernels/decode.h` and of `kernels/kv/attention_prefill.hip`, and `MAX_SPLITS` of `kernels/parts.h`.
 const SPLIT_GRAIN: usize = 64;
+const PREFILL_GRAIN: usize = 256;
 const MAX_SPLITS: usize = 128;
 /// Partial results that fit the scratch memory; more rows than that are not split.
 const MAX_PARTS: usize = 512;
@@ -81,7 +82,10 @@ impl AttentionScratch {
         n_ctx: usize,
     ) -> Result<AttentionScratch, GpuError> {
         let most_splits = MAX_SPLITS.min(n_ctx.div_ceil(SPLIT_GRAIN)).max(1);
-        let parts = (MAX_PARTS + max_seqs).min(max_seqs * most_splits);
+        let parts = match most_splits {
+            1 => max_seqs,
+            _ => MAX_PARTS + max_seqs,
+        };
         let decode = gpu.kernels().attention_decode.of(ty);
         let prefill = gpu.kernels().attention_prefill.of(ty).prefill_64.module;
         let mut orders = [Orders(0); FAST_DIMS.len()];
@@ -97,14 +101,13 @@ impl AttentionScratch {
         })
     }
 
-    /// Returns into how many splits the context of each row is divided. Each split of a row has `blocks` blocks and
+    /// Returns into how many splits, of at least `grain` positions, contexts are divided. Each split has `blocks` blocks and
     /// `floats` floats of partial results; the device runs `at_once` blocks at once. Depends on the shape of the step
     /// but not on the lengths of its sequences, so that a step can be a graph.
-    fn n_splits(&self, n_rows: usize, [blocks, floats]: [usize; 2], at_once: usize) -> usize {
-        let (blocks, floats) = ((n_rows * blocks).max(1), (n_rows * floats).max(1));
-        let fit = self.partial.n_bytes() / size_of::<f32>() / floats;
-        let most = self.n_ctx.div_ceil(SPLIT_GRAIN).min(MAX_SPLITS).min(fit);
-        splits_of(blocks, most, at_once)
+    fn n_splits(&self, [blocks, floats]: [usize; 2], grain: usize, at_once: usize) -> usize {
+        let fit = self.partial.n_bytes() / size_of::<f32>() / floats.max(1);
+        let most = self.n_ctx.div_ceil(grain).min(MAX_SPLITS).min(fit);
+        splits_of(blocks.max(1), most, at_once)
     }
 }
 
@@ -215,28 +218,36 @@ const _: () = assert!(size_of::<DecodeParams>() == 176);
 struct PrefillParams {
     q: Address,
     out: Address,
+    partial: Address,
     seqs: Table<SeqRows>,
+    seq_of_row: Address,
     cache: CacheParams,
     scores: ScoreParams,
+    n_rows: u32,
     n_heads: u32,
+    dim: u32,
     tile_rows: u32,
     tile_heads: u32,
-    pad: u32,
+    n_splits: u32,
 }
 
 layout!(PrefillParams {
     q,
     out,
+    partial,
     seqs,
+    seq_of_row,
     cache,
     scores,
+    n_rows,
     n_heads,
+    dim,
     tile_rows,
     tile_heads,
-    pad
+    n_splits
 });
 
-const _: () = assert!(size_of::<PrefillParams>() == 144);
+const _: () = assert!(size_of::<PrefillParams>() == 168);
 
 /// What the kernels must know of the rows of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -359,6 +370,7 @@ kernels! {
         prefill_96: PrefillParams,
         prefill_128: PrefillParams,
         prefill_256: PrefillParams,
+        combine_rows: PrefillParams,
     }
 }
 
@@ -509,7 +521,8 @@ impl DecodeExtents {
         let heads = self.most_heads();
         let at_once = gpu.n_concurrent_blocks(self.kernel(gpu, heads), THREADS)?;
         let of_row = [self.n_blocks(heads), self.n_heads * (self.kv.v_dim + 2)];
-        Ok(scratch.n_splits(self.n_rows, of_row, at_once))
+        let all = of_row.map(|n| self.n_rows * n);
+        Ok(scratch.n_splits(all, SPLIT_GRAIN, at_once))
     }
 
     fn kernel<'g>(&self, gpu: &'g Gpu, heads: usize) -> &'g Kernel<DecodeParams> {
@@ -684,7 +697,8 @@ impl Call<'_> {
             false => {
                 let at_once = self.gpu.n_concurrent_blocks(kernel, THREADS)?;
                 let of_row = [n_blocks, n_heads * (self.kv.shape.v_dim + 2)];
-                self.scratch.n_splits(n_rows, of_row, at_once)
+                let all = of_row.map(|n| n_rows * n);
+                self.scratch.n_splits(all, SPLIT_GRAIN, at_once)
             }
         };
         let floats = (LATENT_HEADS + LATENT_KEYS) * self.kv.shape.k_dim;
@@ -720,22 +734,44 @@ impl Call<'_> {
         let n_queries = 16 * n_waves as usize;
         let tile_heads = self.group().min(n_queries);
         let tile_rows = n_queries / tile_heads;
+        let n_tiles = self.step.max_rows_of_seq.div_ceil(tile_rows);
+        let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(tile_heads);
+        let n_threads = n_waves * self.scratch.wave_size;
+        let (n_rows, n_seqs) = (self.step.n_rows(), self.step.n_seqs());
+        let (n_heads, dim) = (self.queries.n_heads, self.kv.shape.v_dim);
+        let n_splits = match self.gpu.takes(Variant::SplitsOff) {
+            true => 1,
+            false => {
+                let at_once = self.gpu.n_concurrent_blocks(kernel, n_threads)?;
+                // At most so many tiles have rows.
+                let n_blocks = (n_seqs + n_rows / tile_rows) * n_blocks;
+                let all = [n_blocks, n_rows * n_heads * (dim + 2)];
+                self.scratch.n_splits(all, PREFILL_GRAIN, at_once)
+            }
+        };
         let params = PrefillParams {
             q: self.queries.q.address(),
             out: self.queries.out.address(),
+            partial: self.scratch.partial.as_slice::<f32>().address(),
             seqs: self.step.seqs.table(),
+            seq_of_row: self.step.seq_of_row.address(),
             cache: self.cache(),
             scores: self.scores(),
-            n_heads: self.queries.n_heads as u32,
+            n_rows: n_rows as u32,
+            n_heads: n_heads as u32,
+            dim: dim as u32,
             tile_rows: tile_rows as u32,
             tile_heads: tile_heads as u32,
-            pad: 0,
+            n_splits: n_splits as u32,
         };
-        let n_tiles = self.step.max_rows_of_seq.div_ceil(tile_rows);
-        let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(tile_heads);
-        let grid = [n_tiles as u32, n_blocks as u32, self.step.n_seqs() as u32];
-        let n_threads = n_waves * self.scratch.wave_size;
-        self.gpu.launch(kernel, grid, n_threads, 0, &params)
+        let grid = [n_tiles as u32, n_blocks as u32, (n_seqs * n_splits) as u32];
+        self.gpu.launch(kernel, grid, n_threads, 0, &params)?;
+        if n_splits == 1 {
+            return Ok(());
+        }
+        let combine = &kernels.combine_rows;
+        let grid = [n_heads as u32, n_rows as u32, 1];
+        self.gpu.launch(combine, grid, THREADS, 0, &params)
     }
 
     fn check(&self) {

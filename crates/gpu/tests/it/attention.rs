@@ -798,6 +798,25 @@ fn prompts_with_windows() {
     }
 }
 
+/// Few rows far into their contexts, which are divided into splits: rows that see all splits, some, or one.
+#[test]
+fn prompts_in_splits() {
+    for (mask, [n_heads, n_kv_heads], with_sinks) in [
+        (Mask::All, [4, 2], false),
+        (Mask::Window(300), [2, 1], true),
+        (Mask::Chunk(256), [2, 2], true),
+        (Mask::Near(400), [2, 1], false),
+    ] {
+        let seqs = [(520, 18), (300, 1), (0, 6), (250, 9)];
+        let mut case = Case::new(n_heads, n_kv_heads, 64, &seqs);
+        case.n_ctx = 1024;
+        case.scores.mask = mask;
+        case.sinks = with_sinks.then(|| SINKS[..n_heads].to_vec());
+        case.tolerance *= 2.0;
+        check(&format!("prompts in splits, {mask:?}"), &case);
+    }
+}
+
 #[test]
 fn prompts_with_extreme_scores() {
     let mut case = Case::new(2, 1, 64, &[(5, 40)]);

@@ -1,0 +1,70 @@
+// Partial results of rows whose positions are divided into splits, and how they are combined.
+#pragma once
+#include "attention.h"
+
+constexpr u32 THREADS = 128;
+constexpr u32 N_WAVES = THREADS / WARP_SIZE;
+// As in src/ops/attention.rs.
+constexpr u32 MAX_SPLITS = 128;
+
+// The sums of parts, [n_parts, dim], and behind them for each part the exponent that its weights are relative to, and the
+// sum of its weights.
+struct Parts {
+    float* sums;
+    u64 n_parts;
+    u32 dim;
+
+    DEV_MEMBER void write_stats(u64 part, float exponent, float weights) const {
+        float* to = sums + n_parts * dim + part * 2;
+        to[0] = exponent;
+        to[1] = weights;
+    }
+
+    // Combines the parts of a row and head: `n_used` from `first` on. Called by all threads of a block.
+    DEV_MEMBER void combine(const Scores& scores, u32 head, u64 first, u32 n_used, float* out) const {
+        SHARED(float, weights, MAX_SPLITS);
+        SHARED(float, part, N_WAVES);
+        SHARED(float, part_of_sum, N_WAVES);
+        SHARED(float, of_sets, THREADS * 4);
+        // Each thread has four dimensions; the threads of a set take every n_sets-th part. The first parts are loaded
+        // while their weights are computed.
+        constexpr u32 EARLY = 8;
+        u32 set_len = dim / 4, n_sets = THREADS / set_len, set = tid() / set_len, d = tid() % set_len * 4;
+        const float* of_thread = sums + first * dim + d;
+        u32 n_of_set = set < n_sets ? n_used : 0;
+        f32x4 early[EARLY];
+#pragma unroll
+        for (u32 i = 0; i < EARLY; i++) {
+            u32 s = set + i * n_sets;
+            if (s < n_of_set) early[i] = *(const f32x4*)(of_thread + s * dim);
+        }
+
+        const float* stats = sums + n_parts * dim + first * 2;
+        bool mine = tid() < n_used;
+        float exponent = mine ? stats[tid() * 2] : UNSEEN, of_split = mine ? stats[tid() * 2 + 1] : 0.0f;
+        float max = block_reduce<Max, THREADS>(exponent, part);
+        float weight = mine ? exp2_fast(exponent - max) : 0.0f;
+        float sum = block_reduce<Sum, THREADS>(mine ? weight * of_split : 0.0f, part_of_sum);
+        weights[tid()] = weight / (sum + scores.sink_weight(head, max));
+        barrier();
+
+        f32x4 acc = {{0.0f, 0.0f, 0.0f, 0.0f}};
+        auto add = [&](const f32x4& x, u32 s) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) acc.v[i] = fma(x[i], weights[s], acc.v[i]);
+        };
+#pragma unroll
+        for (u32 i = 0; i < EARLY; i++) {
+            u32 s = set + i * n_sets;
+            if (s < n_of_set) add(early[i], s);
+        }
+        for (u32 s = set + EARLY * n_sets; s < n_of_set; s += n_sets) add(*(const f32x4*)(of_thread + s * dim), s);
+        if (set < n_sets) *(f32x4*)(of_sets + set * dim + d) = acc;
+        barrier();
+        for (u32 i = tid(); i < dim; i += THREADS) {
+            float total = 0.0f;
+            for (u32 s = 0; s < n_sets; s++) total += of_sets[s * dim + i];
+            out[i] = total;
+        }
+    }
+};
