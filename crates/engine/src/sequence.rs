@@ -68,6 +68,8 @@ pub(crate) struct Sequence {
     pub(crate) added: Instant,
     /// Time until it was admitted.
     pub(crate) queue_time: Duration,
+    /// When its first token was to come, if that was near the limit.
+    pub(crate) forecast: Option<Duration>,
     pub(crate) progress: Arc<Tracker>,
     /// The group in which the sequence runs since a step with it failed.
     pub(crate) trial: Option<u64>,
@@ -105,6 +107,7 @@ impl Sequence {
             was_admitted: false,
             added: Instant::now(),
             queue_time: Duration::ZERO,
+            forecast: None,
             progress: Arc::default(),
             trial: None,
             failed_alone: false,

@@ -93,6 +93,7 @@ impl Engine {
 
     fn prompt_done(&mut self, member: Member, events: &mut Vec<Event>) {
         self.scheduler.release_followers(member.id);
+        self.scheduler.record_first_token(member);
         if let Some(sequence) = self.scheduler.member(member) {
             events.push(Event::PromptDone {
                 request: member.id,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::Scheduler;
 use crate::event::Failure;
 use crate::sequence::Sequence;
+use crate::sequences::Member;
 use crate::stats::Queued;
 use rocmforge_runtime::PrefixSharing;
 
@@ -31,9 +32,14 @@ impl Scheduler {
         }
         let request = &sequence.request;
         let before = self.waiting.before(request.priority, &request.tenant);
-        let wait = self.wait(before, sequence.n_to_compute);
+        let forecast = self.wait(before, sequence.n_to_compute);
+        let wait = forecast.map(|forecast| forecast.mul_f64(self.pace.late()));
         match wait.filter(|wait| *wait > most) {
-            None => Ok(()),
+            None => {
+                // Those far below the limit say nothing about those near it.
+                sequence.forecast = forecast.filter(|_| wait > Some(most / 2));
+                Ok(())
+            }
             Some(wait) => {
                 self.left_queue += Queued::by(sequence);
                 Err(Failure::Overloaded {
@@ -87,6 +93,16 @@ impl Scheduler {
         let running = self.running.iter().map(|slot| &self.sequences[*slot]);
         let prompts = running.filter(|sequence| !sequence.is_decoding());
         prompts.map(Sequence::n_unsubmitted).sum()
+    }
+
+    /// Learns from a sequence whose prompt is computed.
+    pub(crate) fn record_first_token(&mut self, member: Member) {
+        if let Some(sequence) = self.member(member)
+            && let Some(forecast) = sequence.forecast.take()
+        {
+            let took = sequence.added.elapsed();
+            self.pace.record_first_token(took, forecast);
+        }
     }
 
     /// Learns from a sequence that has ended.

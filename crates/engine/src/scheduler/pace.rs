@@ -1,6 +1,6 @@
-//! How fast the device is, and how many tokens of prompts a step takes. Sequences that generate wait for the prompts in their steps, so these get as
-//! many tokens as keep the step's time near a target, by the times of earlier steps. A step without such sequences takes
-//! as many as the device can.
+//! How fast the device is, and how many tokens of prompts a step takes. Sequences that generate wait for the prompts in
+//! their steps, so these get as many tokens as keep the step's time near a target, by the times of earlier steps. A step
+//! without such sequences takes as many as the device can.
 
 use std::time::Duration;
 
@@ -19,8 +19,15 @@ pub(crate) struct Load {
 /// The number of ends over which their mean is taken.
 const N_ENDS: u32 = 16;
 
+/// Share of the first tokens that should come no later than forecast.
+const IN_TIME: f64 = 0.95;
+/// How much one first token changes the allowance for late ones.
+const LATE_STEP: f64 = 0.2;
+/// Largest allowance.
+const MAX_LATE: f64 = 4.0;
+
 /// The speed of the device, learned from the times of steps and sequences.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pace {
     /// Seconds of a step without tokens of prompts.
     decode: Option<f64>,
@@ -30,6 +37,20 @@ pub(super) struct Pace {
     service: f64,
     /// Ends that `service` is of, up to [`N_ENDS`].
     n_ends: u32,
+    /// The allowance for late first tokens: [`IN_TIME`] of them take at most so many times the forecast.
+    late: f64,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace {
+            decode: None,
+            prompts: None,
+            service: 0.0,
+            n_ends: 0,
+            late: 1.0,
+        }
+    }
 }
 
 impl Pace {
@@ -56,6 +77,22 @@ impl Pace {
     pub(super) fn record_end(&mut self, time: Duration) {
         self.n_ends = (self.n_ends + 1).min(N_ENDS);
         self.service += (time.as_secs_f64() - self.service) / f64::from(self.n_ends);
+    }
+
+    /// Returns the allowance for late first tokens, as a factor on forecasts.
+    pub(super) fn late(&self) -> f64 {
+        self.late
+    }
+
+    /// Learns from a first token: how long it took, and the forecast. The allowance grows by each late one, and shrinks by
+    /// each other one so much less that it rests where the share of late ones is right.
+    pub(super) fn record_first_token(&mut self, took: Duration, forecast: Duration) {
+        let is_late = took > forecast.mul_f64(self.late);
+        let change = match is_late {
+            true => IN_TIME,
+            false => IN_TIME - 1.0,
+        };
+        self.late = (self.late * (1.0 + LATE_STEP * change)).clamp(1.0, MAX_LATE);
     }
 
     /// Returns the seconds in which `n` of `n_running` sequences end.
@@ -120,6 +157,26 @@ mod tests {
         }
         let budget = pace.budget(TARGET).unwrap();
         assert!((89..=91).contains(&budget), "{budget}");
+    }
+
+    /// Times of half to one and a half times the forecast: 95 of 100 are below 1.45.
+    #[test]
+    fn learns_how_late_first_tokens_are() {
+        let mut pace = Pace::default();
+        let forecast = Duration::from_secs(1);
+        let mut mean = 0.0;
+        for i in 0..4000_u32 {
+            let part = f64::from(i.wrapping_mul(2_654_435_761)) / f64::from(u32::MAX);
+            pace.record_first_token(forecast.mul_f64(0.5 + part), forecast);
+            if i >= 2000 {
+                mean += pace.late() / 2000.0;
+            }
+        }
+        assert!((1.35..1.55).contains(&mean), "{mean}");
+        for _ in 0..1000 {
+            pace.record_first_token(forecast / 2, forecast);
+        }
+        assert_eq!(pace.late(), 1.0);
     }
 
     #[test]
