@@ -104,8 +104,10 @@ fn slowly(server: &TestServer, body: &Value) -> Answer {
 fn leave(server: &TestServer, i: usize) {
     let body = body(random(("body", i), N_BODIES)).to_string();
     let n = body.len();
-    let request =
-        format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {n}\r\n\r\n{body}");
+    // An answer that is shorter than what the client reads ends with the connection.
+    let request = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {n}\r\n\r\n{body}"
+    );
     let address = server.url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).unwrap();
     let pause = |n: usize| std::thread::sleep(Duration::from_millis(random(("ms", i), n) as u64));
