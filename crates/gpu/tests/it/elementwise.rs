@@ -2,7 +2,7 @@
 
 use crate::common;
 use crate::common::activations::{ACTIVATIONS, activated, of_up};
-use crate::common::three_orders;
+use crate::common::any_order;
 use crate::common::values::{Random, assert_close};
 use rocmforge_gpu::{Activation, ops};
 
@@ -52,7 +52,7 @@ fn add() {
             for skip in [0, 1] {
                 let (x, y) = (random.normals(n + skip), random.normals(n + skip));
                 let dx = gpu.upload(&x).unwrap();
-                let got = three_orders(|| {
+                let got = any_order(|| {
                     let dy = gpu.upload(&y).unwrap();
                     let [dx, out] = [&dx, &dy].map(|buffer| buffer.as_slice().part(skip..n + skip));
                     ops::add(&gpu, dx, out).unwrap();
@@ -80,7 +80,7 @@ fn add_gated() {
                 *gate = special;
             }
             let (dx, dg) = (gpu.upload(&x).unwrap(), gpu.upload(&gate).unwrap());
-            let got = three_orders(|| {
+            let got = any_order(|| {
                 let out = gpu.upload(&y).unwrap();
                 ops::add_gated(&gpu, dg.as_slice(), dx.as_slice(), out.as_slice()).unwrap();
                 gpu.read(out.as_slice::<f32>()).unwrap()
@@ -102,7 +102,7 @@ fn activations() {
             let (dx, dup) = (gpu.upload(&x).unwrap(), gpu.upload(&up).unwrap());
             let out = gpu.alloc::<f32>(n).unwrap();
             let what = format!("{activation:?} of {n} on {}", common::name(&gpu));
-            let got = three_orders(|| {
+            let got = any_order(|| {
                 ops::activate(&gpu, activation, dx.as_slice(), out.as_slice()).unwrap();
                 gpu.read(out.as_slice::<f32>()).unwrap()
             });
@@ -112,7 +112,7 @@ fn activations() {
                 .map(|(&x, &y)| size_of_terms(activation, x.into(), y))
                 .collect();
             assert_each_within(&got, &wanted, &sizes, 1e-5, &what);
-            let got = three_orders(|| {
+            let got = any_order(|| {
                 let [x, up, out] = [&dx, &dup, &out].map(|buffer| buffer.as_slice());
                 ops::gated_activation(&gpu, activation, x, up, out).unwrap();
                 gpu.read(out).unwrap()
@@ -183,7 +183,7 @@ fn gates_of_groups() {
                 );
                 let (dgate, dup) = (gpu.upload(&gate).unwrap(), gpu.upload(&up).unwrap());
                 let out = gpu.alloc::<f32>(up.len()).unwrap();
-                let got = three_orders(|| {
+                let got = any_order(|| {
                     let [gate, up, out] = [&dgate, &dup, &out].map(|buffer| buffer.as_slice());
                     ops::gated_activation(&gpu, activation, gate, up, out).unwrap();
                     gpu.read(out).unwrap()
@@ -212,7 +212,7 @@ fn scale() {
             ops::scale(&gpu, by[0], all.as_slice()).unwrap();
             let expected: Vec<f32> = x.iter().map(|x| x * by[0]).collect();
             assert_eq!(gpu.read(all.as_slice::<f32>()).unwrap(), expected);
-            let got = three_orders(|| {
+            let got = any_order(|| {
                 let rows = gpu.upload(&x).unwrap();
                 ops::scale_rows(&gpu, dby.as_slice(), rows.as_slice()).unwrap();
                 gpu.read(rows.as_slice::<f32>()).unwrap()
@@ -233,7 +233,7 @@ fn soft_cap() {
         {
             let mut x = inputs(&mut random, n);
             x[0] = f32::INFINITY;
-            let got = three_orders(|| {
+            let got = any_order(|| {
                 let dx = gpu.upload(&x).unwrap();
                 ops::soft_cap(&gpu, cap, dx.as_slice()).unwrap();
                 gpu.read(dx.as_slice::<f32>()).unwrap()

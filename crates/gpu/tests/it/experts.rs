@@ -3,9 +3,9 @@
 use crate::common;
 use crate::common::activations::{JOINING, activated, of_up};
 use crate::common::acts::TestActs;
+use crate::common::any_order;
 use crate::common::formats::for_each_format;
 use crate::common::mixture::{Logits, NONE, Step};
-use crate::common::three_orders;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertGated};
@@ -166,7 +166,7 @@ fn products(ty: GgmlType) {
                     gpu.read(out.as_slice::<f32>()).unwrap()
                 };
                 let found = match v == f % 3 {
-                    true => three_orders(run),
+                    true => any_order(run),
                     false => run(),
                 };
                 let what = format!("{} {} {:?}", common::name(gpu), ty.name(), load);
@@ -214,7 +214,7 @@ fn gate_and_up() {
                 let buffer = step.route(&gpu);
                 let routing = buffer.of(step.n_tokens());
                 for gpu in common::with_variants(&gpu, load.3) {
-                    let found = three_orders(|| {
+                    let found = any_order(|| {
                         let [out, beside] =
                             [0; 2].map(|_| gpu.alloc::<f32>(max_rows * n_out).unwrap());
                         let gated = ExpertGated {

@@ -2,8 +2,8 @@
 
 use crate::common;
 use crate::common::acts::TestActs;
+use crate::common::any_order;
 use crate::common::formats::for_each_format;
-use crate::common::three_orders;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, RoutingBuffer};
@@ -77,7 +77,7 @@ fn products_of_heads(ty: GgmlType) {
             // Heads of more tokens than there are.
             let routing = RoutingBuffer::new(&gpu, [n_heads; 2], n_tokens + 3).unwrap();
             for gpu in &common::with_variants(&gpu, variants) {
-                let found = three_orders(|| {
+                let found = any_order(|| {
                     let heads = routing.of(n_tokens);
                     let acts = ActsBuffer::new(gpu, form, n_tokens * n_heads, n_in).unwrap();
                     let acts = acts.rows(n_tokens * n_heads);

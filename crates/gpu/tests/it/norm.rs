@@ -1,7 +1,7 @@
 //! Norms and quantization of activations, against formulas in f64 and quantization in plain loops.
 
 use crate::common;
-use crate::common::three_orders;
+use crate::common::any_order;
 use crate::common::values::{Random, assert_close};
 use half::f16;
 use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, ops};
@@ -196,11 +196,11 @@ fn norms_of_rows_and_heads() {
             let x = gpu.upload(&rows.concat()).unwrap();
             let (dw, db) = (gpu.upload(&weight).unwrap(), gpu.upload(&bias).unwrap());
             let out = gpu.alloc::<f32>(rows.len() * width).unwrap();
-            let rms = three_orders(|| {
+            let rms = any_order(|| {
                 ops::rms_norm(&gpu, x.as_slice(), dw.as_slice(), EPS, out.as_slice()).unwrap();
                 gpu.read(out.as_slice::<f32>()).unwrap()
             });
-            let layer = three_orders(|| {
+            let layer = any_order(|| {
                 let [x, w, b, out] = [&x, &dw, &db, &out].map(|buffer| buffer.as_slice());
                 ops::layer_norm(&gpu, x, w, b, EPS, out).unwrap();
                 gpu.read(out).unwrap()

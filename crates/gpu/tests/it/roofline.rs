@@ -1,7 +1,7 @@
 //! The bandwidth benchmark reads every word once, and the arithmetic benchmark computes every product.
 
 use crate::common;
-use crate::common::three_orders;
+use crate::common::any_order;
 use crate::common::values::Random;
 use half::f16;
 use rocmforge_gpu::{Factors, MatrixStep, multiply_all, read_all};
@@ -24,7 +24,7 @@ fn reads_every_word_once() {
                 .map(|x| x.to_bits())
                 .collect();
             let device = gpu.upload(&words).unwrap();
-            let sums = three_orders(|| {
+            let sums = any_order(|| {
                 let sums = gpu.upload(&vec![7u32; n_blocks]).unwrap();
                 read_all(&gpu, device.as_slice(), sums.as_slice()).unwrap();
                 gpu.read(sums.as_slice::<u32>()).unwrap()
@@ -65,7 +65,7 @@ fn computes_every_product() {
             let n_products = (step.n_tiles * step.n_products) as i32 * N_STEPS as i32;
             let of_wave = n_products * tile + begins;
             let (a, b) = (gpu.upload(&a_bytes).unwrap(), gpu.upload(&b_bytes).unwrap());
-            let sums = three_orders(|| {
+            let sums = any_order(|| {
                 let sums = gpu.alloc::<u32>(N_BLOCKS * 256).unwrap();
                 let operands = [a.as_slice(), b.as_slice()];
                 multiply_all(&gpu, factors, operands, sums.as_slice(), N_STEPS).unwrap();

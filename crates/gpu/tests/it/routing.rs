@@ -1,8 +1,8 @@
 //! Routing of tokens to experts, and gathering and combining their rows, against plain loops.
 
 use crate::common;
+use crate::common::any_order;
 use crate::common::mixture::{Choices, Logits, NONE, Step};
-use crate::common::three_orders;
 use crate::common::weights::Random;
 use rocmforge_gpu::ops::{
     self, ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, Routing,
@@ -72,7 +72,7 @@ fn scores_biases_and_groups_match_reference() {
 fn assert_routes(gpu: &Gpu, step: &Step, what: &str) {
     let what = format!("{} {what}", gpu.target());
     let expected = step.choices();
-    let words = three_orders(|| {
+    let words = any_order(|| {
         let buffer = step.route(gpu);
         let routing = buffer.of(step.n_tokens());
         let mut words = gpu.read(routing.experts).unwrap();
@@ -170,7 +170,7 @@ fn gathers_and_combines_rows() {
                 ops::quantize(&gpu, from.as_slice(), &expected.rows(n_rows)).unwrap();
                 let expected = bits(&gpu, &expected, n_rows);
                 let from = gpu.upload(&x).unwrap();
-                let found = three_orders(|| {
+                let found = any_order(|| {
                     let found = ActsBuffer::new(&gpu, form, max_rows, width).unwrap();
                     let to = found.rows(max_rows);
                     let routing = (&routing, weighed);
@@ -188,7 +188,7 @@ fn gathers_and_combines_rows() {
                 (OutMode::Add, Weighed::Outputs),
                 (OutMode::Store, Weighed::Inputs),
             ] {
-                let found = three_orders(|| {
+                let found = any_order(|| {
                     let out = gpu.upload(&before).unwrap();
                     let routing = (&routing, weighed);
                     ops::combine_experts(&gpu, from.as_slice(), routing, mode, out.as_slice())

@@ -1,7 +1,7 @@
 //! The first and last kernels of a step over several steps, as launches and as a graph, against plain loops.
 
 use crate::common;
-use crate::common::three_orders;
+use crate::common::any_order;
 use rocmforge_gpu::ops::{self, N_LIST_WORDS, N_PAGES, STEP_NUMBER, StepWords};
 use rocmforge_gpu::{Buffer, Gpu, Pinned};
 
@@ -88,7 +88,7 @@ impl Steps {
 fn copies_step_words_and_token_ids() {
     for gpu in common::gpus() {
         for replayed in [false, true] {
-            three_orders(|| {
+            any_order(|| {
                 let mut steps = Steps::new(&gpu);
                 let graph = replayed.then(|| {
                     let recorded = gpu.capture(|| {

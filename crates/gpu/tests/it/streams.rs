@@ -4,7 +4,7 @@ use rocmforge_gpu::OutMode;
 use rocmforge_gpu::ops;
 
 use crate::common;
-use crate::common::three_orders;
+use crate::common::any_order;
 use crate::common::weights::Random;
 
 /// Rows, parts of a row before and after, and values of a part.
@@ -46,7 +46,7 @@ fn mixes_parts_of_rows() {
                 let weights = random.values(n_sets * n_in * n_out);
                 for mode in [OutMode::Store, OutMode::Add] {
                     let [dx, dw] = [&x, &weights].map(|values| gpu.upload(values).unwrap());
-                    let found = three_orders(|| {
+                    let found = any_order(|| {
                         let out = gpu.upload(&before).unwrap();
                         let to = (mode, out.as_slice());
                         ops::mix(&gpu, shape, dw.as_slice(), dx.as_slice(), to).unwrap();
@@ -84,7 +84,7 @@ fn gives_parts_the_length_of_others() {
             let mut x = random.values(n_rows * n * width);
             x[..width].fill(0.0);
             let of_like = gpu.upload(&like).unwrap();
-            let found = three_orders(|| {
+            let found = any_order(|| {
                 let out = gpu.upload(&x).unwrap();
                 let like = (of_like.as_slice(), width);
                 ops::match_length(&gpu, like, out.as_slice()).unwrap();
@@ -116,7 +116,7 @@ fn keeps_what_exceeds_the_mean_by_deviations() {
             let x = values.iter().map(|x| 5.0 * x + 2.0);
             let x: Vec<f32> = x.collect();
             for factor in [0.3, -0.5] {
-                let found = three_orders(|| {
+                let found = any_order(|| {
                     let out = gpu.upload(&x).unwrap();
                     ops::sparsify(&gpu, factor, (out.as_slice(), width)).unwrap();
                     gpu.read(out.as_slice::<f32>()).unwrap()

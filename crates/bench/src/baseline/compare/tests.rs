@@ -69,7 +69,7 @@ const NOISE: [(f64, usize); 4] = [(0.02, 6), (0.05, 14), (0.10, 50), (0.15, 110)
 fn noise_is_not_a_regression() {
     for case in NOISE {
         for n in [5, case.1, 2 * case.1] {
-            let alarms = rate(Regression, (case.0, n), 1.0, 1000);
+            let alarms = rate(Regression, (case.0, n), 1.0, 500);
             assert!(alarms <= 0.01, "{case:?} {n}: {alarms}");
         }
     }

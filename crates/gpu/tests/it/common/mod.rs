@@ -97,16 +97,16 @@ pub(crate) fn name(gpu: &Gpu) -> String {
     format!("{} {}", gpu.target(), gpu.variants())
 }
 
-/// Runs `run` three times (or `ROCMFORGE_TEST_REPEATS` times) and asserts equal bits. The emulator runs blocks, waves
+/// Runs `run` twice (or `ROCMFORGE_TEST_REPEATS` times) and asserts equal bits. The emulator runs blocks, waves
 /// and lanes in another order each time. `run` sets up its own inputs and outputs and returns what it read back.
-pub(crate) fn three_orders<T: IntoBytes + Immutable>(run: impl Fn() -> Vec<T>) -> Vec<T> {
+pub(crate) fn any_order<T: IntoBytes + Immutable>(run: impl Fn() -> Vec<T>) -> Vec<T> {
     let ordered = |seed| {
         set_host_seed(seed);
         run()
     };
     let first = ordered(1);
     let repeats =
-        std::env::var("ROCMFORGE_TEST_REPEATS").map_or(3, |n| n.parse().expect("a number"));
+        std::env::var("ROCMFORGE_TEST_REPEATS").map_or(2, |n| n.parse().expect("a number"));
     for seed in 2..=repeats {
         let again = ordered(seed);
         let pairs = first.as_bytes().iter().zip(again.as_bytes());
