@@ -78,7 +78,10 @@ enum State {
     Loading,
     Ready(Resident),
     /// Its last requests are being finished.
-    Leaving(Handle),
+    Leaving {
+        engine: Handle,
+        bytes: u64,
+    },
 }
 
 /// A model in memory.
@@ -117,7 +120,7 @@ impl Slot {
         match &*self.state.borrow() {
             State::Ready(_) => "loaded",
             State::Loading => "loading",
-            State::Away | State::Failed { .. } | State::Leaving(_) => "unloaded",
+            State::Away | State::Failed { .. } | State::Leaving { .. } => "unloaded",
         }
     }
 
@@ -125,7 +128,7 @@ impl Slot {
     fn step_time(&self) -> Option<Duration> {
         match &*self.state.borrow() {
             State::Ready(resident) => resident.served.engine.step_time(),
-            State::Leaving(engine) => engine.step_time(),
+            State::Leaving { engine, .. } => engine.step_time(),
             State::Away | State::Failed { .. } | State::Loading => None,
         }
     }
@@ -272,7 +275,7 @@ impl Fleet {
                 State::Away | State::Failed { .. } => {
                     self.begin(slot, Room::Make);
                 }
-                State::Loading | State::Leaving(_) => {
+                State::Loading | State::Leaving { .. } => {
                     let changed = states.changed().await;
                     changed.map_err(|_| ApiError::stopping())?;
                 }
@@ -325,10 +328,13 @@ impl Fleet {
             let state = match fleet.load(&slot, room).await {
                 Ok(Some(resident)) => State::Ready(resident),
                 Ok(None) => State::Away,
-                Err(error) => State::Failed {
-                    error: error.to_string().into(),
-                    at: Instant::now(),
-                },
+                Err(error) => {
+                    (fleet.notice)(&format!("error: {} is not loaded: {error}", slot.name()));
+                    State::Failed {
+                        error: error.to_string().into(),
+                        at: Instant::now(),
+                    }
+                }
             };
             slot.state.send_replace(state);
         });
@@ -369,29 +375,50 @@ impl Fleet {
             .collect()
     }
 
+    /// Bytes of the models that leave the memory, and one of them.
+    fn leaving(&self) -> (u64, Option<&Arc<Slot>>) {
+        let bytes_of = |slot: &Slot| match &*slot.state.borrow() {
+            State::Leaving { bytes, .. } => Some(*bytes),
+            _ => None,
+        };
+        let slots = self.slots.iter();
+        slots.fold((0, None), |(sum, one), slot| match bytes_of(slot) {
+            Some(bytes) => (sum + bytes, Some(slot)),
+            None => (sum, one),
+        })
+    }
+
     fn fits(&self, bytes: u64) -> bool {
-        let used = self
-            .residents()
-            .iter()
-            .map(|(_, resident)| resident.bytes)
-            .sum();
+        let residents = self.residents();
+        let used: u64 = residents.iter().map(|(_, resident)| resident.bytes).sum();
         bytes.saturating_add(used) <= self.max_bytes
     }
 
-    /// Unloads models until this many bytes are free: first those without requests, then those that nobody has asked for
-    /// the longest.
+    /// Waits until this many bytes are free. Unloads models for that: first those without requests, then those that nobody
+    /// has asked for the longest.
     async fn make_room(&self, bytes: u64) {
-        while !self.fits(bytes) {
+        loop {
+            let (leaving_bytes, leaving) = self.leaving();
+            if self.fits(bytes.saturating_add(leaving_bytes)) {
+                return;
+            }
+            if let Some(slot) = leaving.filter(|_| self.fits(bytes)) {
+                // What the owner unloads is enough.
+                let mut states = slot.state.subscribe();
+                let gone = |state: &State| !matches!(state, State::Leaving { .. });
+                let _ = states.wait_for(gone).await;
+                continue;
+            }
             let residents = self.residents().into_iter();
             let next = residents.min_by_key(|(slot, resident)| {
                 // One more here than without requests: that of the list.
                 let is_busy = Arc::strong_count(&resident.served) > 2;
                 (is_busy, slot.last_use())
             });
-            let Some(slot) = next.map(|(slot, _)| Arc::clone(slot)) else {
-                return;
+            match next.map(|(slot, _)| Arc::clone(slot)) {
+                Some(slot) => self.remove(&slot).await,
+                None => return,
             };
-            self.remove(&slot).await;
         }
     }
 
@@ -405,12 +432,12 @@ impl Fleet {
         }
         let mut taken = None;
         slot.state.send_if_modified(|state| {
-            let State::Ready(Resident { served, .. }) = state else {
+            let State::Ready(Resident { served, bytes }) = state else {
                 return false;
             };
-            let engine = Handle::clone(&served.engine);
+            let (engine, bytes) = (Handle::clone(&served.engine), *bytes);
             taken = Some(Arc::clone(served));
-            *state = State::Leaving(engine);
+            *state = State::Leaving { engine, bytes };
             true
         });
         let Some(served) = taken else { return false };

@@ -154,6 +154,34 @@ fn a_model_leaves_after_its_requests() {
     assert_eq!(loads.most_at_once.load(Ordering::SeqCst), 1);
 }
 
+/// A model that the owner unloads has its memory until its requests are finished.
+#[test]
+fn a_model_that_leaves_keeps_its_memory_until_then() {
+    let loads = Arc::new(Loads::default());
+    let offers = vec![lazy("a", 10, &loads), lazy("b", 10, &loads)];
+    let server = &TestServer::start(with_bytes(15), offers);
+    let mut long = ask("a");
+    long["max_tokens"] = json!(2000);
+    long["ignore_eos"] = json!(true);
+    long["stream"] = json!(true);
+    let mut running = server.lines(COMPLETIONS, &long, &[]);
+    running.next().unwrap();
+    std::thread::scope(|scope| {
+        let unload = scope.spawn(|| server.post("/models/unload", &json!({"model": "a"})));
+        while status(server, "a") == "loaded" {
+            std::thread::yield_now();
+        }
+        let other = scope.spawn(|| server.post(COMPLETIONS, &ask("b")).ok());
+        assert_eq!(
+            running.filter(|line| !line.is_empty()).last().unwrap(),
+            "data: [DONE]"
+        );
+        unload.join().unwrap().ok();
+        assert_eq!(other.join().unwrap()["model"], "b");
+    });
+    assert_eq!(loads.most_at_once.load(Ordering::SeqCst), 1);
+}
+
 /// Nobody waits for ever, whoever else wants the memory.
 #[test]
 fn many_clients_share_the_memory_of_two_models() {
