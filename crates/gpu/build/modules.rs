@@ -14,6 +14,9 @@ macro_rules! names {
 /// Formats that `kernels/format/*.hip` are compiled for, one module each.
 const FORMATS: &[&str] = computed_formats!(names);
 
+/// Those of them that are no codes with scales. `kernels/hopper/format/*.hip` are compiled for the others.
+const FLOATS: &[&str] = &["F32", "F16", "BF16"];
+
 /// Types of the cache that `kernels/kv/*.hip` are compiled for, one module each.
 const KV_TYPES: &[&str] = &["F16", "Q8_0", "F8E4M3"];
 
@@ -77,14 +80,22 @@ pub(crate) fn all(kernels: &Path) -> Vec<Module> {
         file,
         only: Some(HOPPER),
     }));
-    for (folder, macro_name, values) in [("format", "FORMAT", FORMATS), ("kv", "KV_TYPE", KV_TYPES)]
-    {
+    let quantized: Vec<&str> = FORMATS
+        .iter()
+        .copied()
+        .filter(|name| !FLOATS.contains(name))
+        .collect();
+    for (folder, macro_name, values, only) in [
+        ("format", "FORMAT", FORMATS, None),
+        ("hopper/format", "FORMAT", &quantized, Some(HOPPER)),
+        ("kv", "KV_TYPE", KV_TYPES, None),
+    ] {
         for file in hip_files(&kernels.join(folder)) {
             all.extend(values.iter().map(|value| Module {
                 name: format!("{}.{value}", stem(&file)),
                 defines: vec![format!("-D{macro_name}={value}")],
                 file: file.clone(),
-                only: None,
+                only,
             }));
         }
     }

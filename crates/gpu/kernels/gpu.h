@@ -399,6 +399,11 @@ DEV i32 dot4(u32 a, u32 b, i32 c) {
 
 // a * b + c, rounded once.
 DEV float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+// The same for two pairs of f16.
+typedef f16 f16_vec2 __attribute__((ext_vector_type(2)));
+DEV u32 fma_halves(u32 a, u32 b, u32 c) {
+    return bits<u32>(__builtin_elementwise_fma(bits<f16_vec2>(a), bits<f16_vec2>(b), bits<f16_vec2>(c)));
+}
 
 // 2^x with an error of about two units in the last place; 0 below 2^-126.
 DEV float exp2_fast(float x) {
@@ -479,6 +484,8 @@ DEV u64 device_clock() {
 DEV void atomic_min(u64* p, u64 v) { __hip_atomic_fetch_min(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEV void atomic_max(u64* p, u64 v) { __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEV u64 fetch_add(u64* p, u64 v) { return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+// Orders this thread's accesses to device memory before and after it, for all blocks.
+DEV void device_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
 #elif defined(GPU_NV)
 DEV u64 device_clock() {
     u64 t;
@@ -492,8 +499,10 @@ DEV u64 fetch_add(u64* p, u64 v) {
     asm volatile("atom.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(p), "l"(v) : "memory");
     return before;
 }
+DEV void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 #else
 DEV u64 device_clock() { return host::now(); }
+DEV void device_fence() {}
 DEV void atomic_min(u64* p, u64 v) { __atomic_fetch_min(p, v, __ATOMIC_RELAXED); }
 DEV void atomic_max(u64* p, u64 v) { __atomic_fetch_max(p, v, __ATOMIC_RELAXED); }
 DEV u64 fetch_add(u64* p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }

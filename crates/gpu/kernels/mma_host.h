@@ -74,7 +74,7 @@ template <typename T, u32 HALVES> static void mma_m16n8(typename SumOf<T>::Type*
 
 #if defined(GPU_NVIDIA)
 // wgmma.m64nNk16, a wave's 16 rows: A in registers as for mma.m16n8k16, B in shared memory in blocks of 8 rows by 16
-// bytes, 128 bytes from the first 8 values of k to the others and 256 bytes from 8 rows to the next.
+// bytes, 128 bytes from the first 8 values of k to the others and 1,024 bytes from 8 rows to the next.
 template <u32 N> static void wgmma_f16(float* c, const u32* a, const void* b) {
     u32 all_a[WARP_SIZE][4];
     gather<4>(a, all_a, __LINE__);
@@ -82,7 +82,7 @@ template <u32 N> static void wgmma_f16(float* c, const u32* a, const void* b) {
         u32 row = lane() / 4 + (e & 2 ? 8 : 0), col = e / 4 * 8 + lane() % 4 * 2 + e % 2;
         for (u32 k = 0; k < 16; k++) {
             f16 x = value_of<f16>(&all_a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
-            f16 y = *(const f16*)((const u8*)b + col / 8 * 256 + k / 8 * 128 + col % 8 * 16 + k % 8 * 2);
+            f16 y = *(const f16*)((const u8*)b + col / 8 * 1024 + k / 8 * 128 + col % 8 * 16 + k % 8 * 2);
             c[e] += (float)x * (float)y;
         }
     }

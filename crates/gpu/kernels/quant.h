@@ -13,7 +13,8 @@
 //
 //     File     as in GGUF
 //     Planes   by field: plane k of a matrix holds field k of all its blocks, row after row, and starts at a multiple
-//              of 256 bytes; rows are padded with zeros to a multiple of 32 values (float formats)
+//              of 256 bytes; rows are padded with zeros to a multiple of 32 values (float formats). Behind the planes is
+//              the matrix's `Range`.
 //
 // In planes, the codes of 32 values are arranged so that a shift and a mask extract four at a time as bytes of a word
 // (word w of 8 holds values 4w .. 4w + 3):
@@ -976,6 +977,16 @@ template <typename T> struct Block<T, Planes> {
         Block block;
         start(block, w, w.data, row);
         return block;
+    }
+
+    // Where the planes end.
+    template <u32 K = 0> DEV_MEMBER static u8* end(const Weights& w, u8* data) {
+        if constexpr (K < T::N_PLANES) {
+            constexpr Plane P = T::PLANES[K];
+            u64 bytes = (u64)w.n_out * (padded_len(w.n_in) / P.values) * P.bytes;
+            return end<K + 1>(w, data + (bytes + PLANE_ALIGN - 1) / PLANE_ALIGN * PLANE_ALIGN);
+        }
+        return data;
     }
 
     template <u32 K> DEV_MEMBER u8* field(u32 chunk) const {

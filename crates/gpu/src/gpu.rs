@@ -4,7 +4,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::deferred_free::DeferredFree;
 use crate::device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, choose_image};
@@ -12,7 +12,7 @@ use crate::driver::api::{Calls, Handle, Vendor, name_of};
 use crate::driver::{Context, Driver, Facts, label};
 use crate::error::GpuError;
 use crate::launch::Module;
-use crate::memory::meminfo_bytes;
+use crate::memory::{Buffer, meminfo_bytes};
 use crate::tuning::{Choice, Shape, Tuning};
 use crate::variant::{Variant, Variants};
 
@@ -37,6 +37,8 @@ pub(crate) struct Inner {
     /// The table of kernels, which `ops` defines (`ops/kernels.rs`).
     pub(crate) kernels: OnceLock<Box<dyn Any + Send + Sync>>,
     pub(crate) deferred_free: DeferredFree,
+    /// Memory that products share (`ops/half.rs`).
+    pub(crate) half_parts: Mutex<Weak<Buffer>>,
     /// Bytes of all buffers.
     pub(crate) allocated: AtomicU64,
     /// Bytes copied to the host.
@@ -209,6 +211,7 @@ impl Gpu {
                 modules: Mutex::default(),
                 kernels: OnceLock::new(),
                 deferred_free: DeferredFree::default(),
+                half_parts: Mutex::default(),
                 allocated: AtomicU64::new(0),
                 copied_to_host: AtomicU64::new(0),
                 memory_bytes: memory_bytes.unwrap_or(u64::MAX),

@@ -8,6 +8,7 @@ use rocmforge_gguf::GgmlType;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::{Buffer, Slice};
+use crate::ops::{HalfBuffer, HalfMemory};
 
 /// Activations `[n_rows, width]` in one of the forms.
 #[derive(Clone, Copy)]
@@ -23,6 +24,8 @@ pub struct Acts<'a> {
     pub scales: Slice<'a, f32>,
     /// int8: sums of 16 codes, `[n_rows, width / 16]`.
     pub sums: Slice<'a, i16>,
+    /// Memory for the same as f16, where GEMM may take it so.
+    pub half: Option<HalfMemory<'a>>,
 }
 
 impl<'a> Acts<'a> {
@@ -45,6 +48,7 @@ impl<'a> Acts<'a> {
             values: self.values.part(floats),
             scales: self.scales.part(of_codes(self.form.block_len())),
             sums: self.sums.part(of_codes(16)),
+            half: self.half,
             codes: self.codes.part(codes),
         }
     }
@@ -59,6 +63,7 @@ pub struct ActsBuffer {
     codes: Buffer,
     scales: Buffer,
     sums: Buffer,
+    half: Option<HalfBuffer>,
 }
 
 impl ActsBuffer {
@@ -87,6 +92,7 @@ impl ActsBuffer {
             codes: gpu.alloc::<i8>(n_codes)?,
             scales: gpu.alloc::<f32>(n_codes / form.block_len())?,
             sums: gpu.alloc::<i16>(n_codes / 16)?,
+            half: HalfBuffer::new(gpu, form, max_rows, width)?,
         })
     }
 
@@ -103,6 +109,7 @@ impl ActsBuffer {
             codes: self.codes.as_slice(),
             scales: self.scales.as_slice(),
             sums: self.sums.as_slice(),
+            half: self.half.as_ref().map(HalfBuffer::memory),
         };
         all.part(0..n_rows)
     }

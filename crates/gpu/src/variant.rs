@@ -13,6 +13,8 @@ pub enum Variant {
     ProductsMatvec,
     /// GEMV by the GEMM kernels.
     ProductsMatmul,
+    /// GEMM of int8 codes where there are kernels for f16.
+    ProductsCodes,
     /// The smaller or the larger tiles of GEMM.
     TilesSmall,
     TilesLarge,
@@ -35,9 +37,10 @@ pub enum Variant {
 }
 
 /// Every variant with its name `KIND=NAME`. One of each kind can be forced.
-const NAMES: [(Variant, &str); 12] = [
+const NAMES: [(Variant, &str); 13] = [
     (Variant::ProductsMatvec, "products=matvec"),
     (Variant::ProductsMatmul, "products=matmul"),
+    (Variant::ProductsCodes, "products=codes"),
     (Variant::TilesSmall, "tiles=small"),
     (Variant::TilesLarge, "tiles=large"),
     (Variant::AttentionDecode, "attention=decode"),

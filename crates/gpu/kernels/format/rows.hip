@@ -1,6 +1,7 @@
 // Rows of weight matrices, for each FORMAT. One thread per chunk (quant.h) in blocks of 256.
 //
-// repack: blocks in file layout -> planes. file [n_rows, file row] goes to the rows first_row.. of w.
+// repack: blocks in file layout -> planes. file [n_rows, file row] goes to the rows first_row.. of w, and its scales
+// into the matrix's range, which is zero before the first row.
 //
 // get_rows: out[i, :] (+)= scale * table[ids[i], :], out [n_ids, n_in]; ids are clamped to the table.
 //
@@ -8,7 +9,7 @@
 // thread, 64 bytes of values at a time: if each thread stored its own values, each store of a wave would touch as many
 // cache lines as it has lanes, with one value each. Float formats have no padding if n_in is a multiple of 32: then a
 // wave loads and stores neighbouring values, four per lane, regardless of rows.
-#include "quant.h"
+#include "range.h"
 
 constexpr u32 THREADS = 256;
 
@@ -34,11 +35,19 @@ struct RepackParams {
 KERNEL(repack, RepackParams, THREADS) {
     u32 per_row = n_chunks<FORMAT>(p.w.n_in);
     u64 i = (u64)bid_x() * THREADS + tid();
-    if (i >= (u64)p.n_rows * per_row) return;
+    const bool valid = i < (u64)p.n_rows * per_row;
     u32 row = (u32)(i / per_row), chunk = (u32)(i % per_row);
-    u64 file_row_bytes = (u64)(p.w.n_in / FORMAT::LEN) * FORMAT::FILE_BYTES;
-    Block<FORMAT, File> from = {p.file + row * file_row_bytes, p.w.n_in};
-    Block<FORMAT, Planes>::of(p.w, p.first_row + row).store(chunk, from.load(chunk));
+    FORMAT t = {};
+    if (valid) {
+        u64 file_row_bytes = (u64)(p.w.n_in / FORMAT::LEN) * FORMAT::FILE_BYTES;
+        Block<FORMAT, File> from = {p.file + row * file_row_bytes, p.w.n_in};
+        t = from.load(chunk);
+        Block<FORMAT, Planes>::of(p.w, p.first_row + row).store(chunk, t);
+    }
+    if constexpr (!FORMAT::FLOAT) {
+        Range* range = (Range*)Block<FORMAT, Planes>::end(p.w, p.w.data);
+        range->add(t, place_in_block<FORMAT>(chunk), valid);
+    }
 }
 
 // Calls `write(index in the row, value)` for each value of one chunk of row `row`.

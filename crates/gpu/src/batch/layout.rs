@@ -162,6 +162,7 @@ impl<'a> Layout<'a> {
                     codes: none.cast(),
                     scales: none,
                     sums: none.cast(),
+                    half: None,
                 }
             }
         }
@@ -214,6 +215,7 @@ impl Converted {
             codes: work.part(codes..codes + n).cast(),
             scales: work.part(scales..scales + n_scales * 4).cast(),
             sums: work.part(sums..sums + n / 16 * 2).cast(),
+            half: None,
         }
     }
 }

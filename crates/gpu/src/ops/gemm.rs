@@ -1,7 +1,7 @@
 //! GEMM: products with many rows of activations (`kernels/format/gemm.hip`).
 
 use super::jobs::{Mode, One, Product, RawProduct, Work};
-use super::select;
+use super::{half, select};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::limit::MAX_GRID;
@@ -17,7 +17,7 @@ use crate::tuning::{BlockOrder, MatmulTiles};
 /// # Panics
 /// If a shape does not match, or `x` does not have the form that the weights take.
 pub fn matmul(gpu: &Gpu, x: &Acts<'_>, product: &Product<'_>) -> Result<(), GpuError> {
-    launch(gpu, &Work::new(x, product), None)
+    launch_each(gpu, &[Work::new(x, product)])
 }
 
 /// [`matmul`] with tiles chosen by the caller.
@@ -36,12 +36,16 @@ pub fn matmul_tiled(
     launch(gpu, &Work::new(x, product), Some(tiles))
 }
 
-/// Launches one job, which is not gated.
-pub(super) fn launch(
-    gpu: &Gpu,
-    work: &Work<'_>,
-    forced: Option<MatmulTiles>,
-) -> Result<(), GpuError> {
+/// Launches jobs with the same activations, none of them gated.
+pub(super) fn launch_each(gpu: &Gpu, works: &[Work<'_>]) -> Result<(), GpuError> {
+    if let Some(memory) = half::memory(gpu, works) {
+        return half::launch(gpu, memory, works);
+    }
+    works.iter().try_for_each(|work| launch(gpu, work, None))
+}
+
+/// Launches one job by the kernels of any GPU.
+fn launch(gpu: &Gpu, work: &Work<'_>, forced: Option<MatmulTiles>) -> Result<(), GpuError> {
     assert!(
         work.up.is_none() && matches!(work.mode, Mode::Store | Mode::Add),
         "GEMM has no gates"

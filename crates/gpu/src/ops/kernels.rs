@@ -4,8 +4,8 @@ use super::argmax::ArgmaxKernels;
 use super::attention::{DecodeKernels, PrefillKernels};
 use super::elementwise::ElementwiseKernels;
 use super::formats::{PerFormat, format_modules};
-use super::gemm_f16::GemmF16Kernels;
 use super::group::BatchKernels;
+use super::half::{GemmHalves, HalfActsKernels};
 use super::heads::HeadsKernels;
 use super::kv_move::KvMoveKernels;
 use super::mask::MaskKernels;
@@ -65,7 +65,7 @@ modules! {
         batch: BatchKernels,
         elementwise: ElementwiseKernels,
         experts: ExpertsKernels,
-        gemm_f16: GemmF16Kernels,
+        half_acts: HalfActsKernels,
         heads: HeadsKernels,
         mask: MaskKernels,
         mma: TileKernels,
@@ -79,6 +79,7 @@ modules! {
     }
     formats {
         gemm: Gemms,
+        gemm_half: GemmHalves,
         gemv: GemvKernels,
         rows: RowsKernels,
     }

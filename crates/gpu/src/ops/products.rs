@@ -33,9 +33,7 @@ pub struct ExpertGated<'a> {
 pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), GpuError> {
     let works: Vec<Work<'_>> = products.iter().map(|p| Work::new(x, p)).collect();
     if !select::is_gemv(gpu, x.n_rows) {
-        return works
-            .iter()
-            .try_for_each(|work| gemm::launch(gpu, work, None));
+        return gemm::launch_each(gpu, &works);
     }
     for first in (0..x.n_rows).step_by(MAX_ROWS) {
         let rows = first..x.n_rows.min(first + MAX_ROWS);
@@ -90,7 +88,7 @@ pub fn expert_products(
     let work = Work::of_experts(x, routing, (matrices, bias), out);
     match select::is_gemv_of_experts(gpu, routing) {
         true => gemv::launch(gpu, &[work]),
-        false => gemm::launch(gpu, &work, None),
+        false => gemm::launch_each(gpu, &[work]),
     }
 }
 
@@ -130,7 +128,6 @@ fn gated_gemm(
         out: scratch,
         ..*up
     };
-    gemm::launch(gpu, gate, None)?;
-    gemm::launch(gpu, &up, None)?;
+    gemm::launch_each(gpu, &[*gate, up])?;
     gated_activation(gpu, activation, gate.out, scratch, gate.out)
 }

@@ -37,6 +37,9 @@ impl From<&Matrix<'_>> for Weights {
     }
 }
 
+/// Bytes behind the planes for the matrix's range (`kernels/range.h`).
+const RANGE_BYTES: usize = PLANE_ALIGN;
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RepackParams {
@@ -123,7 +126,7 @@ pub fn packed_bytes(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize) -> Resul
         let n_bytes = n_fields * gpu.constant(module, bytes)? as usize;
         total += n_bytes.next_multiple_of(PLANE_ALIGN);
     }
-    Ok(total)
+    Ok(total + RANGE_BYTES)
 }
 
 /// Writes rows `first_row..` of `out` from blocks in file layout, `file_rows` `[rows, row bytes]` of any alignment.
@@ -154,6 +157,10 @@ pub fn repack(
         first_row + n_rows <= n_out,
         "{n_rows} rows from {first_row} exceed {n_out} rows"
     );
+    if first_row == 0 {
+        let n_bytes = out.data.len();
+        gpu.fill_bytes(out.data.part(n_bytes - RANGE_BYTES..n_bytes), 0)?;
+    }
     let params = RepackParams {
         file: file_rows.address(),
         w: out.into(),

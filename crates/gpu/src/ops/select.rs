@@ -10,6 +10,7 @@ use rocmforge_gguf::GgmlType;
 
 use super::formats::{n_chunks, warp_size};
 use super::gemv::{MAX_ROWS, THREADS};
+use super::half;
 use super::jobs::{FEW, Few, Listed, One, Work};
 use super::routing::{ExpertTile, Routing, TILE_ROWS};
 use crate::error::GpuError;
@@ -408,6 +409,13 @@ pub(crate) fn gemm_choices(
         MatmulTiles::Small => MatmulTiles::Large,
     };
     let mut all = vec![usual];
+    if half::has_kernels(gpu, matrix.ty) {
+        let choice = Choice::Matmul {
+            tiles: usual,
+            order: BlockOrder::OutputsFirst,
+        };
+        return Ok((gemm_shape(matrix, n_rows), vec![choice]));
+    }
     if gemms.are_equal(gpu, usual, other)? {
         all.push(other);
     }

@@ -14,7 +14,7 @@ mod elementwise;
 mod experts;
 mod faults;
 mod functions;
-mod gemm_f16;
+mod gemm_half;
 mod heads;
 mod host_driver;
 mod images;

@@ -99,6 +99,7 @@ impl DeviceActs {
             codes: self.codes.as_slice(),
             scales: self.scales.as_slice(),
             sums: self.sums.as_slice(),
+            half: None,
         }
     }
 }

@@ -65,6 +65,7 @@ impl TestActs {
             codes: self.codes.as_slice(),
             scales: self.scales.as_slice(),
             sums: self.sums.as_slice(),
+            half: None,
         }
     }
 }

@@ -1,0 +1,63 @@
+// A ring of slots in shared memory: the first wave of a block begins copies from device memory that the others wait for
+// (PTX ISA, 9.7.9.25 and 9.7.13.15). All waves go through the same sequence of fills and waits; `pass` counts how
+// often the sequence has gone around the ring.
+#pragma once
+#include "gemm/wgmma.h"
+
+// The slots, and behind them two barriers for each: whether it is full, and whether it is free.
+template <u32 SLOTS, u32 BYTES> struct Ring {
+    static constexpr u32 SHARED = SLOTS * (BYTES + 16);
+    u8* slots;
+
+    DEV_MEMBER u8* slot(u32 i) const { return slots + i * BYTES; }
+
+#if defined(GPU_NV)
+    DEV_MEMBER u32 full(u32 i) const { return wgmma::shared_address(slots) + SLOTS * BYTES + i * 8; }
+    DEV_MEMBER u32 free(u32 i) const { return full(SLOTS + i); }
+
+    DEV_MEMBER static void wait_for(u32 barrier, u32 parity) {
+        u32 over = 0;
+        while (!over)
+            asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                         : "=r"(over)
+                         : "r"(barrier), "r"(parity)
+                         : "memory");
+    }
+
+    // Called by all threads before anything else. A slot is read by `n_waves` waves.
+    DEV_MEMBER void start(u32 n_waves) const {
+        if (tid() == 0) {
+            for (u32 i = 0; i < SLOTS; i++) {
+                asm volatile("mbarrier.init.shared.b64 [%0], 1;" : : "r"(full(i)) : "memory");
+                asm volatile("mbarrier.init.shared.b64 [%0], %1;" : : "r"(free(i)), "r"(n_waves) : "memory");
+            }
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        barrier();
+    }
+    // Called by the first wave: waits until the slot is free and begins to fill its first `n` bytes,
+    // at least one piece of 16.
+    DEV_MEMBER void fill(u32 i, u32 pass, const u8* from, u32 n) const {
+        wait_for(free(i), ~pass & 1);
+        if (lane() > 0) return;
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" : : "r"(full(i)), "r"(n) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     :
+                     : "r"(wgmma::shared_address(slot(i))), "l"(from), "r"(n), "r"(full(i))
+                     : "memory");
+    }
+    DEV_MEMBER void wait(u32 i, u32 pass) const { wait_for(full(i), pass & 1); }
+    // Called by each wave that reads the slot, when it has done so.
+    DEV_MEMBER void release(u32 i) const {
+        if (lane() == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" : : "r"(free(i)) : "memory");
+    }
+#else
+    // In the emulator copies are done at once, and all waves wait together.
+    DEV_MEMBER void start(u32) const {}
+    DEV_MEMBER void fill(u32 i, u32, const u8* from, u32 n) const {
+        for (u32 at = lane() * 16; at < n; at += WARP_SIZE * 16) store16(slot(i) + at, load16(from + at));
+    }
+    DEV_MEMBER void wait(u32, u32) const { barrier(); }
+    DEV_MEMBER void release(u32) const {}
+#endif
+};

@@ -1,0 +1,454 @@
+//! GEMM of quantized weights with f16 activations on Hopper's matrix units (`kernels/gemm/half.h`). Weights become f16 in
+//! registers; activations are converted from int8 codes before the products of an operation.
+
+use std::sync::{Arc, OnceLock};
+
+use rocmforge_gguf::GgmlType;
+
+use super::formats::{PerFormat, format_modules};
+use super::gemv::MAX_ROWS;
+use super::jobs::{FEW, Work};
+use super::rows::Weights;
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::image::Image;
+use crate::kernel::{AnyKernel, Kernel, KernelTable, kernels, layout};
+use crate::memory::{Address, Buffer, Slice};
+use crate::operands::{ActFormat, Acts};
+use crate::variant::Variant;
+
+/// Rows of activations that are stored together, and the bytes of 64 values of them.
+const OCTET: usize = 8;
+const OCTET_BYTES: usize = 1024;
+/// Rows of weights are padded to a multiple of this many values.
+const BLOCK: usize = 128;
+
+/// Values of a row that a block of `half_acts_*` converts, and its threads.
+const PART: usize = 1024;
+const ACTS_THREADS: u32 = 256;
+
+/// A part of a tile has at least this many rounds.
+const MIN_ROUNDS: usize = 2;
+
+/// The most floats of a tile's sums (`SUMS` in half.h).
+const MAX_SUMS: usize = 128 * 256;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HalfActsParams {
+    codes: Address,
+    scales: Address,
+    x: Address,
+    factors: Address,
+    n_rows: u32,
+    width: u32,
+    n_octets: u32,
+    pad: u32,
+}
+
+layout!(HalfActsParams {
+    codes,
+    scales,
+    x,
+    factors,
+    n_rows,
+    width,
+    n_octets,
+    pad
+});
+
+kernels! {
+    struct HalfActsKernels {
+        half_acts_q8x32: HalfActsParams,
+        half_acts_q8x256: HalfActsParams,
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HalfProduct {
+    w: Weights,
+    bias: Address,
+    out: Address,
+    first_tile: u32,
+    mode: u32,
+}
+
+layout!(HalfProduct {
+    w,
+    bias,
+    out,
+    first_tile,
+    mode
+});
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HalfParams {
+    x: Address,
+    factors: Address,
+    parts: Address,
+    counters: Address,
+    n_rows: u32,
+    n_octets: u32,
+    n_row_tiles: u32,
+    n_tiles: u32,
+    n_whole: u32,
+    n_blocks: u32,
+    products: [HalfProduct; FEW],
+}
+
+layout!(HalfParams {
+    x,
+    factors,
+    parts,
+    counters,
+    n_rows,
+    n_octets,
+    n_row_tiles,
+    n_tiles,
+    n_whole,
+    n_blocks,
+    products
+});
+
+const _: () = assert!(size_of::<HalfActsParams>() == 48 && size_of::<HalfParams>() == 176);
+
+kernels! {
+    /// The numbers are the rows of a tile.
+    struct GemmHalfKernels {
+        gemm_half_32: HalfParams,
+        gemm_half_64: HalfParams,
+        gemm_half_128: HalfParams,
+        gemm_half_256: HalfParams,
+    }
+}
+
+/// The tile of a kernel, as the image says.
+#[derive(Clone, Copy)]
+struct Tile {
+    rows: usize,
+    outs: usize,
+    threads: u32,
+    shared_bytes: u32,
+    /// Values of k of a round.
+    round: usize,
+}
+
+/// The kernels of a format, and their tiles.
+pub(crate) struct GemmHalves {
+    kernels: GemmHalfKernels,
+    /// In the order of the kernels.
+    tiles: OnceLock<[Tile; 4]>,
+}
+
+impl KernelTable for GemmHalves {
+    fn of_module(module: &'static str) -> GemmHalves {
+        GemmHalves {
+            kernels: GemmHalfKernels::of_module(module),
+            tiles: OnceLock::new(),
+        }
+    }
+
+    fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel)) {
+        self.kernels.each(visit);
+    }
+}
+
+/// The names of the constants of each kernel's tile.
+macro_rules! tile_names {
+    ($($kernel:ident),*) => {
+        [$([
+            concat!(stringify!($kernel), "_tile_rows"),
+            concat!(stringify!($kernel), "_tile_outs"),
+            concat!(stringify!($kernel), "_tile_threads"),
+            concat!(stringify!($kernel), "_tile_shared"),
+            concat!(stringify!($kernel), "_tile_round"),
+        ]),*]
+    };
+}
+
+impl GemmHalves {
+    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 4], GpuError> {
+        if let Some(tiles) = self.tiles.get() {
+            return Ok(tiles);
+        }
+        let names = tile_names!(gemm_half_32, gemm_half_64, gemm_half_128, gemm_half_256);
+        let module = self.kernels.gemm_half_32.module;
+        let mut tiles = Vec::with_capacity(names.len());
+        for [rows, outs, threads, shared, round] in names {
+            tiles.push(Tile {
+                rows: gpu.constant(module, rows)? as usize,
+                outs: gpu.constant(module, outs)? as usize,
+                threads: gpu.constant(module, threads)?,
+                shared_bytes: gpu.constant(module, shared)?,
+                round: gpu.constant(module, round)? as usize,
+            });
+        }
+        let tiles = <[Tile; 4]>::try_from(tiles)
+            .ok()
+            .expect("one for each kernel");
+        Ok(self.tiles.get_or_init(|| tiles))
+    }
+
+    /// Returns the kernel and tile for matrices that have `n_outs` outputs each.
+    fn choose(
+        &self,
+        gpu: &Gpu,
+        n_rows: usize,
+        n_outs: &[usize],
+    ) -> Result<(&Kernel<HalfParams>, Tile), GpuError> {
+        let [few, some, many, most] = *self.tiles(gpu)?;
+        let n_units = gpu.n_compute_units() as usize;
+        // Whole rounds of tiles over the device, in units of tiles of 128 rows.
+        let time = |tile: Tile| {
+            let row_tiles = n_rows.div_ceil(tile.rows);
+            let n_tiles: usize = n_outs
+                .iter()
+                .map(|n| n.div_ceil(tile.outs) * row_tiles)
+                .sum();
+            n_tiles.div_ceil(n_units) * tile.rows
+        };
+        let kernels = &self.kernels;
+        Ok(match n_rows {
+            n if n <= few.rows => (&kernels.gemm_half_32, few),
+            n if n <= some.rows => (&kernels.gemm_half_64, some),
+            n if n <= many.rows || time(many) < time(most) => (&kernels.gemm_half_128, many),
+            _ => (&kernels.gemm_half_256, most),
+        })
+    }
+}
+
+/// The modules of `kernels/hopper/format/gemm_half.hip`.
+const MODULES: [&str; GgmlType::COMPUTED.len()] = format_modules!(gemm_half);
+
+/// Whether products of many rows with weights of this type can take f16 activations.
+pub(super) fn has_kernels(gpu: &Gpu, ty: GgmlType) -> bool {
+    // Also where it is not built: `of` says why.
+    let kernels = gpu.kernels().gemm_half.of(ty);
+    kernels.is_ok_and(|kernels| {
+        Image::find(gpu.target(), kernels.kernels.gemm_half_32.module).is_some()
+    })
+}
+
+/// Device memory for the f16 form of activations, and for sums of divided tiles.
+pub(crate) struct HalfBuffer {
+    /// Factors of rows, then the values.
+    x: Buffer,
+    parts: Arc<Buffer>,
+}
+
+/// [`HalfBuffer`] in a launch.
+#[derive(Clone, Copy)]
+pub struct HalfMemory<'a> {
+    x: Slice<'a, u8>,
+    parts: Slice<'a, u8>,
+}
+
+/// Bytes of the factors of `n_rows` rows.
+fn factor_bytes(n_rows: usize) -> usize {
+    (n_rows * size_of::<f32>()).next_multiple_of(OCTET_BYTES)
+}
+
+fn value_bytes(n_rows: usize, width: usize) -> usize {
+    n_rows.div_ceil(OCTET) * (width.next_multiple_of(BLOCK) / 64) * OCTET_BYTES
+}
+
+/// Bytes of the counters of divided tiles, at the start of `parts`.
+fn counter_bytes(gpu: &Gpu) -> usize {
+    (gpu.n_compute_units() as usize * size_of::<u64>()).next_multiple_of(OCTET_BYTES)
+}
+
+impl HalfBuffer {
+    /// Allocates memory for activations of up to `max_rows` rows, where the device has kernels that take them.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        form: ActFormat,
+        max_rows: usize,
+        width: usize,
+    ) -> Result<Option<HalfBuffer>, GpuError> {
+        let is_built = MODULES
+            .iter()
+            .any(|module| Image::find(gpu.target(), module).is_some());
+        if form == ActFormat::F32 || max_rows <= MAX_ROWS || !is_built {
+            return Ok(None);
+        }
+        let n_bytes = factor_bytes(max_rows) + value_bytes(max_rows, width);
+        Ok(Some(HalfBuffer {
+            x: gpu.alloc::<u8>(n_bytes)?,
+            parts: parts(gpu)?,
+        }))
+    }
+
+    pub(crate) fn memory(&self) -> HalfMemory<'_> {
+        HalfMemory {
+            x: self.x.as_slice(),
+            parts: self.parts.as_slice(),
+        }
+    }
+}
+
+/// Returns the memory for divided tiles, which all products of a device share: they run one after the other.
+fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
+    let mut shared = gpu
+        .inner
+        .half_parts
+        .lock()
+        .unwrap_or_else(|e| e.into_inner());
+    if let Some(parts) = shared.upgrade() {
+        return Ok(parts);
+    }
+    let counters = counter_bytes(gpu);
+    let n_parts = 2 * gpu.n_compute_units() as usize;
+    let parts = gpu.alloc::<u8>(counters + n_parts * MAX_SUMS * size_of::<f32>())?;
+    gpu.fill_bytes(parts.as_slice::<u8>().part(0..counters), 0)?;
+    let parts = Arc::new(parts);
+    *shared = Arc::downgrade(&parts);
+    Ok(parts)
+}
+
+/// Returns the memory if products of these activations take them as f16.
+pub(super) fn memory<'a>(gpu: &Gpu, works: &[Work<'a>]) -> Option<HalfMemory<'a>> {
+    let takes = |work: &Work<'_>| {
+        work.experts.is_none() && work.up.is_none() && has_kernels(gpu, work.matrix.ty)
+    };
+    let first = works.first()?;
+    let memory = first.x.half.filter(|_| first.x.n_rows > MAX_ROWS)?;
+    (!gpu.takes(Variant::ProductsCodes) && works.iter().all(takes)).then_some(memory)
+}
+
+/// Converts the activations of the products, and computes these. All have the same activations.
+pub(super) fn launch(
+    gpu: &Gpu,
+    memory: HalfMemory<'_>,
+    works: &[Work<'_>],
+) -> Result<(), GpuError> {
+    convert(gpu, &works[0].x, memory)?;
+    let mut rest = works;
+    while let Some(first) = rest.first() {
+        let same = |work: &&Work<'_>| work.matrix.ty == first.matrix.ty;
+        let n = rest.iter().take(FEW).take_while(same).count();
+        multiply(gpu, memory, &rest[..n])?;
+        rest = &rest[n..];
+    }
+    Ok(())
+}
+
+fn convert(gpu: &Gpu, x: &Acts<'_>, memory: HalfMemory<'_>) -> Result<(), GpuError> {
+    let kernels = &gpu.kernels().half_acts;
+    let kernel = match x.form {
+        ActFormat::Q8x32 => &kernels.half_acts_q8x32,
+        ActFormat::Q8x256 => &kernels.half_acts_q8x256,
+        ActFormat::F32 => unreachable!("quantized weights take codes"),
+    };
+    let (factors, values) = memory.of(x);
+    let n_octets = x.n_rows.div_ceil(OCTET) as u32;
+    let params = HalfActsParams {
+        codes: x.codes.address(),
+        scales: x.scales.address(),
+        x: values.address(),
+        factors: factors.address(),
+        n_rows: x.n_rows as u32,
+        width: x.width as u32,
+        n_octets,
+        pad: 0,
+    };
+    let grid = [n_octets, x.width.div_ceil(PART) as u32, 1];
+    gpu.launch(kernel, grid, ACTS_THREADS, 0, &params)
+}
+
+impl<'a> HalfMemory<'a> {
+    /// The factors and values of activations.
+    fn of(&self, x: &Acts<'_>) -> (Slice<'a, u8>, Slice<'a, u8>) {
+        let factors = factor_bytes(x.n_rows);
+        let values = factors..factors + value_bytes(x.n_rows, x.width);
+        (self.x.part(0..factors), self.x.part(values))
+    }
+}
+
+/// Launches up to [`FEW`] products of one format.
+fn multiply(gpu: &Gpu, memory: HalfMemory<'_>, works: &[Work<'_>]) -> Result<(), GpuError> {
+    let x = &works[0].x;
+    let n_outs: Vec<usize> = works.iter().map(|work| work.matrix.n_out).collect();
+    let kernels = gpu.kernels().gemm_half.of(works[0].matrix.ty)?;
+    let (kernel, tile) = kernels.choose(gpu, x.n_rows, &n_outs)?;
+    let n_row_tiles = x.n_rows.div_ceil(tile.rows);
+    let mut n_tiles = 0;
+    let product = |work: &Work<'_>, first_tile: usize| HalfProduct {
+        w: (&work.matrix).into(),
+        bias: work.bias.map_or(Address::NULL, |bias| bias.address()),
+        out: work.out.address(),
+        first_tile: first_tile as u32,
+        mode: work.mode as u32,
+    };
+    let unused = HalfProduct {
+        first_tile: u32::MAX,
+        ..product(&works[0], 0)
+    };
+    let mut products = [unused; FEW];
+    for (to, work) in products.iter_mut().zip(works) {
+        *to = product(work, n_tiles);
+        n_tiles += work.matrix.n_out.div_ceil(tile.outs) * n_row_tiles;
+    }
+    let n_rounds = x.width.div_ceil(tile.round);
+    let Division { n_whole, n_blocks } = match gpu.takes(Variant::SplitsOff) {
+        true => Division::none(n_tiles, gpu.n_compute_units() as usize),
+        false => Division::new(n_tiles, n_rounds, gpu.n_compute_units() as usize),
+    };
+    let (factors, values) = memory.of(x);
+    let counters = counter_bytes(gpu);
+    let params = HalfParams {
+        x: values.address(),
+        factors: factors.address(),
+        parts: memory.parts.part(counters..memory.parts.len()).address(),
+        counters: memory.parts.address(),
+        n_rows: x.n_rows as u32,
+        n_octets: x.n_rows.div_ceil(OCTET) as u32,
+        n_row_tiles: n_row_tiles as u32,
+        n_tiles: u32::try_from(n_tiles).expect("the number of tiles fits 32 bits"),
+        n_whole: n_whole as u32,
+        n_blocks: n_blocks as u32,
+        products,
+    };
+    gpu.launch(
+        kernel,
+        [n_blocks as u32, 1, 1],
+        tile.threads,
+        tile.shared_bytes,
+        &params,
+    )
+}
+
+/// How tiles are distributed to blocks: how many are computed whole, by one block after the other; blocks share the
+/// others.
+struct Division {
+    n_whole: usize,
+    n_blocks: usize,
+}
+
+impl Division {
+    fn none(n_tiles: usize, n_units: usize) -> Division {
+        Division {
+            n_whole: n_tiles,
+            n_blocks: n_tiles.min(n_units),
+        }
+    }
+
+    /// For `n_tiles` of `n_rounds` rounds on a device that runs `n_units` blocks at once.
+    fn new(n_tiles: usize, n_rounds: usize, n_units: usize) -> Division {
+        let rest = n_tiles % n_units;
+        let most = rest * n_rounds / MIN_ROUNDS;
+        let n_blocks = match n_tiles < n_units {
+            true => most.min(n_units),
+            false => n_units,
+        };
+        // Parts cost time, too: they are written and read.
+        if rest * 10 >= n_units * 9 || n_blocks <= rest || most < n_blocks {
+            return Division::none(n_tiles, n_units);
+        }
+        Division {
+            n_whole: n_tiles - rest,
+            n_blocks,
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! GEMM with weights and activations as f16, against sums in f64 of the same weights and int8 activations.
+
+use rocmforge_gguf::GgmlType;
+use rocmforge_gpu::ops::{self, Product};
+use rocmforge_gpu::{ActsBuffer, Buffer, Gpu, OutMode};
+use rocmforge_plan::act_format;
+
+use crate::common;
+use crate::common::any_order;
+use crate::common::formats::for_each_format;
+use crate::common::weights::{Fill, Packed, Random, blocks, values};
+
+/// The devices that have these kernels.
+fn gpus(ty: GgmlType) -> impl Iterator<Item = Gpu> {
+    let has_units = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
+    let is_float = matches!(ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
+    let all = common::all_gpus().into_iter();
+    all.filter(move |gpu| !is_float && has_units(gpu) && common::has_format(gpu, ty))
+}
+
+/// A weight matrix, on the device and as numbers.
+struct Weights {
+    packed: Packed,
+    exact: Vec<f32>,
+}
+
+impl Weights {
+    fn new(
+        gpu: &Gpu,
+        ty: GgmlType,
+        [n_out, n_in]: [usize; 2],
+        fill: Fill,
+        random: &mut Random,
+    ) -> Weights {
+        let file = blocks(ty, n_out * n_in, fill, random);
+        Weights {
+            packed: Packed::new(gpu, ty, n_out, n_in, &file),
+            exact: values(ty, &file),
+        }
+    }
+}
+
+/// Activations on the device, and the numbers that their codes mean.
+struct Activations {
+    acts: ActsBuffer,
+    exact: Vec<f64>,
+}
+
+impl Activations {
+    /// Rows of `width` values that differ in magnitude by powers of 32.
+    fn new(
+        gpu: &Gpu,
+        ty: GgmlType,
+        [n_rows, width]: [usize; 2],
+        random: &mut Random,
+    ) -> Activations {
+        let size = |i: usize| f32::powi(32.0, (i / width % 7) as i32 - 3);
+        let x: Vec<f32> = (0..n_rows * width)
+            .map(|i| size(i) * random.value())
+            .collect();
+        let form = act_format(ty);
+        let acts = ActsBuffer::new(gpu, form, n_rows, width).unwrap();
+        let x = gpu.upload(&x).unwrap();
+        ops::quantize(gpu, x.as_slice(), &acts.rows(n_rows)).unwrap();
+        let codes = gpu.read(acts.rows(n_rows).codes).unwrap();
+        let scales = gpu.read(acts.rows(n_rows).scales).unwrap();
+        let value =
+            |(i, &code): (usize, &i8)| f64::from(code) * f64::from(scales[i / form.block_len()]);
+        let exact = codes.iter().enumerate().map(value).collect();
+        Activations { acts, exact }
+    }
+}
+
+/// Asserts that each row of `found` is near the products: to 1e-3 of the size of the row's products on average.
+fn check_near(
+    what: &str,
+    found: &[f32],
+    expected: &[f64],
+    [n_rows, n_out]: [usize; 2],
+    terms: &[f64],
+) {
+    for row in 0..n_rows {
+        let of_row = row * n_out..(row + 1) * n_out;
+        let squares =
+            |values: &mut dyn Iterator<Item = f64>| -> f64 { values.map(|v| v * v).sum() };
+        let pairs = || found[of_row.clone()].iter().zip(&expected[of_row.clone()]);
+        let error = squares(&mut pairs().map(|(&found, expected)| f64::from(found) - expected));
+        let size = squares(
+            &mut of_row
+                .clone()
+                .map(|i| expected[i].abs().max(0.1 * terms[row])),
+        );
+        assert!(
+            error <= 1e-6 * size + f64::from(f32::MIN_POSITIVE),
+            "{what}: row {row} has a relative error of {:.1e}",
+            (error / size).sqrt()
+        );
+    }
+}
+
+/// The product in f64, and the sum of the magnitudes of each row's first product.
+fn product(x: &[f64], w: &[f32], n_in: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut products, mut terms) = (Vec::new(), Vec::new());
+    for x in x.chunks(n_in) {
+        terms.push(
+            x.iter()
+                .zip(w)
+                .map(|(x, &w)| (x * f64::from(w)).abs())
+                .sum(),
+        );
+        products.extend(
+            w.chunks(n_in)
+                .map(|w| -> f64 { x.iter().zip(w).map(|(x, &w)| x * f64::from(w)).sum() }),
+        );
+    }
+    (products, terms)
+}
+
+/// Three products of the same activations, stored, and added with a bias.
+fn check(gpu: &Gpu, ty: GgmlType, [n_rows, n_in]: [usize; 2], n_outs: [usize; 3], fill: Fill) {
+    let random = &mut Random((n_rows * n_in) as u64);
+    let x = Activations::new(gpu, ty, [n_rows, n_in], random);
+    let weights = n_outs.map(|n_out| Weights::new(gpu, ty, [n_out, n_in], fill, random));
+    let expected = [0, 1, 2].map(|i| product(&x.exact, &weights[i].exact, n_in));
+    let bias: Vec<f32> = random.values(n_outs[1]);
+    let device_bias = gpu.upload(&bias).unwrap();
+    let run = || {
+        let outs = n_outs.map(|n_out| gpu.upload(&vec![1.0f32; n_rows * n_out]).unwrap());
+        let products = [0, 1, 2].map(|i| Product {
+            matrix: weights[i].packed.matrix(),
+            bias: (i == 1).then_some(device_bias.as_slice()),
+            mode: if i == 1 { OutMode::Add } else { OutMode::Store },
+            out: outs[i].as_slice(),
+        });
+        ops::products(gpu, &x.acts.rows(n_rows), &products).unwrap();
+        let read = |out: &Buffer| gpu.read(out.as_slice::<f32>()).unwrap();
+        outs.iter().flat_map(read).collect()
+    };
+    let found: Vec<f32> = any_order(run);
+    let mut rest = &found[..];
+    for (i, (mut products, terms)) in expected.into_iter().enumerate() {
+        let (of_one, others) = rest.split_at(n_rows * n_outs[i]);
+        rest = others;
+        if i == 1 {
+            for (j, y) in products.iter_mut().enumerate() {
+                *y += 1.0 + f64::from(bias[j % n_outs[1]]);
+            }
+        }
+        let what = format!(
+            "{} {} [{n_rows}, {n_in}] {fill:?} product {i}",
+            common::name(gpu),
+            ty.name()
+        );
+        check_near(&what, of_one, &products, [n_rows, n_outs[i]], &terms);
+    }
+}
+
+for_each_format!(products);
+
+fn products(ty: GgmlType) {
+    let whole = |n_in: usize| n_in.next_multiple_of(ty.block_len());
+    for gpu in gpus(ty) {
+        check(&gpu, ty, [9, whole(96)], [17, 130, 64], Fill::Random);
+        check(&gpu, ty, [33, whole(800)], [40, 3, 129], Fill::Random);
+    }
+}
+
+for_each_format!(scales_of_any_size);
+
+fn scales_of_any_size(ty: GgmlType) {
+    for gpu in gpus(ty) {
+        for fill in [Fill::Ones, Fill::ZeroScales, Fill::TinyScales] {
+            check(&gpu, ty, [10, 512], [33, 1, 70], fill);
+        }
+    }
+}
+
+/// Every tile, tiles of rows and outputs at their edges, and tiles that blocks share in parts of two and more.
+#[test]
+fn every_tile() {
+    let ty = GgmlType::Q4_K;
+    for gpu in gpus(ty) {
+        for [n_rows, n_in] in [[32, 2048], [64, 1024], [100, 256], [129, 512], [300, 768]] {
+            check(&gpu, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
+        }
+        check(&gpu, ty, [12, 4096], [20, 130, 300], Fill::Random);
+    }
+}
+
+/// Whole codes and scales of powers of two make products exact.
+#[test]
+fn whole_numbers_are_exact() {
+    let (ty, [n_rows, n_out, n_in]) = (GgmlType::Q8_0, [70, 200, 320]);
+    for gpu in gpus(ty) {
+        let random = &mut Random(3);
+        let mut file = blocks(ty, n_out * n_in, Fill::Random, random);
+        for block in file.chunks_exact_mut(34) {
+            block[..2].copy_from_slice(&half::f16::from_f32(0.25).to_le_bytes());
+            block[2..]
+                .iter_mut()
+                .for_each(|code| *code = (*code as i8 / 16) as u8);
+        }
+        let packed = Packed::new(&gpu, ty, n_out, n_in, &file);
+        // The largest value of each block makes its scale one.
+        let value = |i: usize| if i % 32 == 5 { 127 } else { i * 31 % 15 };
+        let x: Vec<f32> = (0..n_rows * n_in).map(|i| value(i) as f32).collect();
+        let acts = ActsBuffer::new(&gpu, act_format(ty), n_rows, n_in).unwrap();
+        let device_x = gpu.upload(&x).unwrap();
+        ops::quantize(&gpu, device_x.as_slice(), &acts.rows(n_rows)).unwrap();
+        let out = gpu.alloc::<f32>(n_rows * n_out).unwrap();
+        let product = Product {
+            matrix: packed.matrix(),
+            bias: None,
+            mode: OutMode::Store,
+            out: out.as_slice(),
+        };
+        ops::matmul(&gpu, &acts.rows(n_rows), &product).unwrap();
+        let found = gpu.read(out.as_slice::<f32>()).unwrap();
+        let w = values(ty, &file);
+        for (i, found) in found.iter().enumerate() {
+            let (x, w) = (
+                &x[i / n_out * n_in..][..n_in],
+                &w[i % n_out * n_in..][..n_in],
+            );
+            let expected: f32 = x.iter().zip(w).map(|(x, w)| x * w).sum();
+            assert_eq!(*found, expected, "{} at {i}", gpu.target());
+        }
+    }
+}
+
+/// A row that is not finite spoils no other row.
+#[test]
+fn rows_are_independent() {
+    let (ty, [n_rows, n_out, n_in]) = (GgmlType::Q4_K, [20, 64, 256]);
+    for gpu in gpus(ty) {
+        let random = &mut Random(4);
+        let weights = Weights::new(&gpu, ty, [n_out, n_in], Fill::Random, random);
+        let run = |x: &[f32]| {
+            let acts = ActsBuffer::new(&gpu, act_format(ty), n_rows, n_in).unwrap();
+            let x = gpu.upload(x).unwrap();
+            ops::quantize(&gpu, x.as_slice(), &acts.rows(n_rows)).unwrap();
+            let out = gpu.alloc::<f32>(n_rows * n_out).unwrap();
+            let product = Product {
+                matrix: weights.packed.matrix(),
+                bias: None,
+                mode: OutMode::Store,
+                out: out.as_slice(),
+            };
+            ops::matmul(&gpu, &acts.rows(n_rows), &product).unwrap();
+            gpu.read(out.as_slice::<f32>()).unwrap()
+        };
+        let mut x = random.values(n_rows * n_in);
+        let before = run(&x);
+        x[3 * n_in + 7] = f32::INFINITY;
+        let after = run(&x);
+        for row in (0..n_rows).filter(|&row| row != 3) {
+            let of_row = row * n_out..(row + 1) * n_out;
+            assert_eq!(before[of_row.clone()], after[of_row], "row {row}");
+        }
+        let spoilt = &after[3 * n_out..4 * n_out];
+        assert!(spoilt.iter().all(|y| y.is_nan()), "{}", gpu.target());
+    }
+}
