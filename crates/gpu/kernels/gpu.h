@@ -103,6 +103,8 @@ using Site = host::Site;
     TYPE* NAME = (TYPE*)host::shared(&NAME##_id, #NAME, sizeof(TYPE) * (COUNT), sizeof(TYPE))
 // Dynamic shared memory in the size of the launch, 16-byte aligned.
 #define DYNAMIC_SHARED(TYPE, NAME) TYPE* NAME = (TYPE*)host::dynamic_shared()
+DEV void wait_for_predecessor() {}
+DEV void let_successor_start() {}
 #else
 #define DEV static __attribute__((device)) inline __attribute__((always_inline))
 #define DEV_MEMBER __attribute__((device)) inline __attribute__((always_inline))
@@ -484,8 +486,6 @@ DEV u64 device_clock() {
 DEV void atomic_min(u64* p, u64 v) { __hip_atomic_fetch_min(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEV void atomic_max(u64* p, u64 v) { __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEV u64 fetch_add(u64* p, u64 v) { return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
-// Orders this thread's accesses to device memory before and after it, for all blocks.
-DEV void device_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
 #elif defined(GPU_NV)
 DEV u64 device_clock() {
     u64 t;
@@ -499,10 +499,8 @@ DEV u64 fetch_add(u64* p, u64 v) {
     asm volatile("atom.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(p), "l"(v) : "memory");
     return before;
 }
-DEV void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 #else
 DEV u64 device_clock() { return host::now(); }
-DEV void device_fence() {}
 DEV void atomic_min(u64* p, u64 v) { __atomic_fetch_min(p, v, __ATOMIC_RELAXED); }
 DEV void atomic_max(u64* p, u64 v) { __atomic_fetch_max(p, v, __ATOMIC_RELAXED); }
 DEV u64 fetch_add(u64* p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }

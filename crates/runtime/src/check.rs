@@ -42,6 +42,8 @@ use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
 /// Maximum error relative to the largest magnitude in its row, or to the magnitude of its terms where a GEMM has few
 /// values per row. Sums of thousands of products in f32 differ from those in f64 by a few parts in a million.
 pub const BOUND: f64 = 1e-5;
+/// Maximum relative error of products whose weights and activations are rounded to f16 (relative errors of 2^-12 each).
+pub const HALF_BOUND: f64 = 4e-3;
 /// Maximum relative error of attention. Scores pass through an exponential, which turns their absolute error into a
 /// relative one.
 ///
@@ -276,6 +278,7 @@ fn compare(
             let bound = match op {
                 Op::Attention { .. } => ATTENTION_BOUND,
                 Op::NormQuantize { .. } => CODE_BOUND,
+                op if checked.takes_halves(op, batch) => HALF_BOUND,
                 _ => BOUND,
             };
             if error.rel > bound && labels.may_round(op, *step) {

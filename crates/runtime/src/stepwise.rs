@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use rocmforge_cpu::Routing;
-use rocmforge_plan::{Batch, BufferId, KvShift, Side};
+use rocmforge_plan::{Batch, BufferId, KvShift, Op, Side};
 
 use crate::cpu::{ActsBuffer, LayerCache};
 use crate::error::RuntimeError;
@@ -17,6 +17,11 @@ pub trait Stepwise {
             n_ops: 1,
             undefined: Vec::new(),
         }
+    }
+
+    /// Whether an operation of `batch` rounds weights and activations to f16.
+    fn takes_halves(&self, _op: &Op, _batch: &Batch) -> bool {
+        false
     }
 
     /// Runs the pass that begins with operation `index` of the plan for `batch`.

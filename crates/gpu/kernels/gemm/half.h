@@ -1,16 +1,17 @@
 // Products of quantized weights with f16 activations on Hopper: weights become f16 in registers (A of wgmma), x comes
 // through a ring in shared memory (B) as half_acts.hip writes it.
 //
-// A block has GO * GK groups of 128 threads. Its tile is N rows of x by 64 GO outputs; GK groups share the values of k:
-// in each round, a group takes 128. In these, lane q of four multiplies with its own chunk of 32 weights, so that it
-// needs the scales of one chunk. The order of k that follows from this is that of x.
+// A block has two groups of 128 threads, with 64 outputs each. In a round it multiplies 128 values of k. Of these, lane
+// q of four has its own chunk of 32 weights, so that it needs the scales of one chunk. The order of k that follows from
+// this is that of x. The weights of DEPTH rounds are under way.
 //
 // Tiles that do not fill the device are divided: blocks take equal numbers of rounds, of one tile or of parts of two, and
 // write their sums to device memory. The last block of a tile adds them in the order of k.
 //
-// Shared memory: STEPS * GK * N * 128 bytes for x, and (GK - 1) * GO * N * 256 for sums.
+// Shared memory: STEPS * ROWS * 128 bytes for x; for each round, about 20 KB of weights.
 #pragma once
 #include "gemm/ring.h"
+#include "gemm/chunks.h"
 #include "jobs.h"
 #include "range.h"
 
@@ -72,14 +73,17 @@ template <typename F> struct HalfScales {
     }
 };
 
-template <typename F, u32 ROWS_OF_TILE, u32 GO, u32 GK, u32 STEPS> struct Half {
-    static constexpr u32 N = ROWS_OF_TILE, ROWS = N, OUTS = 64 * GO, THREADS = 128 * GO * GK, ELEMENTS = N / 2;
-    using Slots = Ring<STEPS * GK, N * wgmma::STEP * 2>;
+template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
+    static constexpr u32 GROUPS = 2, ROWS = N, OUTS = 64 * GROUPS, THREADS = 128 * GROUPS, ELEMENTS = N / 2;
+    using Slots = Ring<STEPS, N * wgmma::STEP * 2>;
+    using Coming = Chunks<F, THREADS, DEPTH>;
+    // Blocks that a processor runs at once.
+    static constexpr u32 BLOCKS = N <= 64 ? 2 : 1;
+    static constexpr u32 SHARED_BYTES = Slots::SHARED + Coming::SHARED;
     // Values of k of a round, and floats of the sums of a tile.
-    static constexpr u32 ROUND = 128 * GK, SUMS = GO * 128 * ELEMENTS;
-    static constexpr u32 SHARED_BYTES = Slots::SHARED + (GK - 1) * SUMS * 4;
+    static constexpr u32 ROUND = 128, SUMS = THREADS * ELEMENTS;
     // A slot is filled again this many steps after its last use, so that the first wave need not wait for the others.
-    static constexpr u32 LAG = 2, AHEAD = STEPS - LAG;
+    static constexpr u32 LAG = 2, FILLED = STEPS - LAG;
     static_assert(STEPS >= 4, "copies are under way while a step is multiplied");
 
     // Rounds [first, end) of a tile.
@@ -89,62 +93,80 @@ template <typename F, u32 ROWS_OF_TILE, u32 GO, u32 GK, u32 STEPS> struct Half {
 
     const HalfParams& p;
     Slots ring;
-    float* sums;
+    Coming coming;
+    // The rows of weights of a segment, how many chunks they have, and the segment's end.
+    Block<F, Planes> rows[2];
+    u32 n, last_round;
     // The next step's and the next filled step's places in the ring.
     u32 at = 0, pass = 0, filled = 0, filled_pass = 0;
     float acc[ELEMENTS];
 
-    DEV_MEMBER Half(const HalfParams& params, u8* shared) : p(params), ring{shared}, sums((float*)(shared + Slots::SHARED)) {}
+    DEV_MEMBER Half(const HalfParams& params, u8* shared) : p(params), ring{shared}, coming{shared + Slots::SHARED} {}
 
-    DEV_MEMBER static u32 out_group() { return tid() / 128 % GO; }
-    DEV_MEMBER static u32 k_group() { return tid() / 128 / GO; }
-
-    // The next step of x for all groups: step `step` of the segment.
-    DEV_MEMBER void fill(const Segment& s, u32 row_tile, u32 n_in, u32 step) {
+    // Fills the next slot with step `step` of the segment.
+    DEV_MEMBER void fill(const Segment& s, u32 row_tile, u32 step) {
         const u32 octets = min_of(N / 8, p.n_octets - row_tile * (N / 8));
-#pragma unroll
-        for (u32 g = 0; g < GK; g++) {
-            // Past the end weights are zero, and x is any of the same row.
-            const u32 block = min_of((s.first + step / 2) * GK + g, (n_in - 1) / 128);
-            const u64 octet = (u64)(2 * block + step % 2) * p.n_octets + row_tile * (N / 8);
-            ring.fill(filled * GK + g, filled_pass, p.x + octet * wgmma::OCTET_BYTES, octets * wgmma::OCTET_BYTES);
-        }
+        const u64 octet = (u64)(2 * s.first + step) * p.n_octets + row_tile * (N / 8);
+        ring.fill(filled, filled_pass, p.x + octet * wgmma::OCTET_BYTES, octets * wgmma::OCTET_BYTES);
         if (++filled == STEPS) filled = 0, filled_pass++;
     }
 
-    // acc = the product of a segment.
-    DEV_MEMBER void multiply(const Weights& w, u32 out_tile, u32 row_tile, const Segment& s, float up) {
-        const u32 q = lane() % 4, n = n_chunks<F>(w.n_in), n_steps = 2 * (s.end - s.first);
+    // The first output of a thread.
+    DEV_MEMBER static u32 first_out(u32 out_tile) {
+        return out_tile * OUTS + wave() * 16 + lane() / 4;
+    }
+
+    // A tile's product, and its place in it.
+    struct Place {
+        HalfProduct product;
+        u32 out_tile, row_tile;
+    };
+    DEV_MEMBER Place place_of(u32 tile) const {
+        HalfProduct product = p.products[0];
+        if (tile >= p.products[1].first_tile) product = p.products[1];
+        if (tile >= p.products[2].first_tile) product = p.products[2];
+        const u32 in_product = tile - product.first_tile;
+        return {product, in_product / p.n_row_tiles, in_product % p.n_row_tiles};
+    }
+
+    // Begins the copies of a segment's weights: those of the first rounds.
+    DEV_MEMBER void start(const Segment& s) {
+        const Place at = place_of(s.tile);
+        const Weights& w = at.product.w;
+        n = n_chunks<F>(w.n_in);
+        last_round = s.end;
+#pragma unroll
+        for (u32 i = 0; i < 2; i++)
+            rows[i] = Block<F, Planes>::of(w, min_of(first_out(at.out_tile) + 8 * i, w.n_out - 1));
+#pragma unroll
+        for (u32 d = 0; d + 1 < DEPTH; d++) begin(s.first + d, d);
+    }
+    DEV_MEMBER void begin(u32 round, u32 place) const {
+        const u32 chunk = 4 * round + lane() % 4;
+        if (round < last_round) coming.begin(rows, place, chunk, chunk < n);
+        coming.end();
+    }
+
+    // acc = the product of a segment whose weights are on their way.
+    DEV_MEMBER void multiply(u32 row_tile, const Segment& s, float up) {
+        const u32 n_steps = 2 * (s.end - s.first);
         const bool first_wave = uniform(wave()) == 0;
-        Block<F, Planes> rows[2];
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            const u32 o = out_tile * OUTS + out_group() * 64 + wave() % 4 * 16 + lane() / 4 + 8 * i;
-            rows[i] = Block<F, Planes>::of(w, min_of(o, w.n_out - 1));
-        }
-        const auto chunk_of = [&](u32 round) __attribute__((always_inline)) { return (round * GK + k_group()) * 4 + q; };
-        F next[2] = {};
-        const auto load = [&](u32 round) __attribute__((always_inline)) {
-            const u32 chunk = chunk_of(round);
-#pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                next[i] = F{};
-                if (chunk < n) next[i] = rows[i].load(chunk);
-            }
-        };
-        load(s.first);
         if (first_wave)
-            for (u32 step = 0; step < min_of(AHEAD, n_steps); step++) fill(s, row_tile, w.n_in, step);
+            for (u32 step = 0; step < min_of(FILLED, n_steps); step++) fill(s, row_tile, step);
 #pragma unroll
         for (u32 e = 0; e < ELEMENTS; e++) acc[e] = 0.0f;
 
-        u32 a[2][4][4], before = 0;
+        u32 a[2][4][4], before = 0, place = 0;
         for (u32 round = s.first; round < s.end; round++) {
-            const u32 place = place_in_block<F>(chunk_of(round));
-            const HalfScales<F> scales[2] = {{next[0], place, up}, {next[1], place, up}};
+            const u32 chunk = 4 * round + lane() % 4;
+            begin(round + DEPTH - 1, place == 0 ? DEPTH - 1 : place - 1);
+            F raw[2];
+            coming.take(raw, rows, place, chunk);
+            if (++place == DEPTH) place = 0;
+            const u32 in_block = place_in_block<F>(chunk);
+            const HalfScales<F> scales[2] = {{raw[0], in_block, up}, {raw[1], in_block, up}};
             u32 codes[2][8];
-            next[0].codes(codes[0]), next[1].codes(codes[1]);
-            if (round + 1 < s.end) load(round + 1);
+            raw[0].codes(codes[0]), raw[1].codes(codes[1]);
 #pragma unroll
             for (u32 h = 0; h < 2; h++) {
 #pragma unroll
@@ -152,17 +174,17 @@ template <typename F, u32 ROWS_OF_TILE, u32 GO, u32 GK, u32 STEPS> struct Half {
                     const u32 word = 4 * h + i / 4, row = i % 2;
                     a[h][i / 4][i % 4] = scales[row].pair(codes[row][word], word, i % 4 / 2);
                 }
-                const u32 slot = at * GK + k_group(), step = 2 * (round - s.first) + h;
-                ring.wait(slot, pass);
+                const u32 step = 2 * (round - s.first) + h;
+                ring.wait(at, pass);
                 wgmma::begin();
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) wgmma::mac(acc, a[h][i], ring.slot(slot) + i * wgmma::ALONG_STEP);
+                for (u32 i = 0; i < 4; i++) wgmma::mac(acc, a[h][i], ring.slot(at) + i * wgmma::ALONG_STEP);
                 wgmma::end();
                 // The step before is done.
                 wgmma::wait<1>();
                 if (step > 0) ring.release(before);
-                before = slot;
-                if (first_wave && step + AHEAD < n_steps) fill(s, row_tile, w.n_in, step + AHEAD);
+                before = at;
+                if (first_wave && step + FILLED < n_steps) fill(s, row_tile, step + FILLED);
                 if (++at == STEPS) at = 0, pass++;
             }
         }
@@ -170,86 +192,73 @@ template <typename F, u32 ROWS_OF_TILE, u32 GO, u32 GK, u32 STEPS> struct Half {
         ring.release(before);
     }
 
-    // Adds the sums of the groups that share k, in order.
-    DEV_MEMBER void join_groups() {
-        if constexpr (GK > 1) {
-            float* mine = sums + tid() % (GO * 128);
-            if (k_group() > 0) {
-#pragma unroll
-                for (u32 e = 0; e < ELEMENTS; e++) mine[((k_group() - 1) * ELEMENTS + e) * (GO * 128)] = acc[e];
-            }
-            barrier();
-            if (k_group() == 0) {
-#pragma unroll
-                for (u32 g = 0; g < GK - 1; g++)
-#pragma unroll
-                    for (u32 e = 0; e < ELEMENTS; e++) acc[e] += mine[(g * ELEMENTS + e) * (GO * 128)];
-            }
-            barrier();
-        }
-    }
-
     // The rounds of divided tiles before those of a block.
-    DEV_MEMBER u32 rounds_before(u32 block, u32 n_rounds) const {
-        return (u32)((u64)block * ((p.n_tiles - p.n_whole) * n_rounds) / p.n_blocks);
+    DEV_MEMBER u32 n_rounds() const { return div_up(p.products[0].w.n_in, ROUND); }
+    DEV_MEMBER u32 rounds_before(u32 block) const {
+        return (u32)((u64)block * ((p.n_tiles - p.n_whole) * n_rounds()) / p.n_blocks);
     }
     // The block that has a round of the divided tiles.
-    DEV_MEMBER u32 block_of(u32 round, u32 n_rounds) const {
-        return (u32)(((u64)(round + 1) * p.n_blocks - 1) / ((p.n_tiles - p.n_whole) * n_rounds));
+    DEV_MEMBER u32 block_of(u32 round) const {
+        return (u32)(((u64)(round + 1) * p.n_blocks - 1) / ((p.n_tiles - p.n_whole) * n_rounds()));
+    }
+
+    // Adds one. What this block wrote before is seen by the blocks that arrive later. Returns how many arrived before.
+    DEV_MEMBER static u64 arrive(u64* counter) {
+#if defined(GPU_NV)
+        u64 before;
+        asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;" : "=l"(before) : "l"(counter) : "memory");
+        return before;
+#else
+        return fetch_add(counter, 1);
+#endif
     }
 
     // Writes this block's part of a divided tile. If it is the last one, acc becomes the sum of all parts. Returns
     // whether it is.
-    DEV_MEMBER bool join_blocks(const Segment& s, u32 n_rounds) {
+    DEV_MEMBER bool join_blocks(const Segment& s) {
         SHARED(u32, is_last, 1);
-        const u32 divided = s.tile - p.n_whole, first_round = divided * n_rounds;
-        const u32 first = block_of(first_round, n_rounds), last = block_of(first_round + n_rounds - 1, n_rounds);
+        const u32 divided = s.tile - p.n_whole, first_round = divided * n_rounds();
+        const u32 first = block_of(first_round), last = block_of(first_round + n_rounds() - 1);
         const auto part_of = [&](u32 block) __attribute__((always_inline)) {
             // Blocks that begin before the tile have another part first.
-            const u32 second = rounds_before(block, n_rounds) < first_round;
-            return p.parts + (u64)(2 * block + second) * SUMS + tid() % (GO * 128);
+            const u32 second = rounds_before(block) < first_round;
+            return p.parts + (u64)(2 * block + second) * SUMS + tid();
         };
-        if (k_group() == 0) {
-            float* mine = part_of(bid_x());
+        float* mine = part_of(bid_x());
 #pragma unroll
-            for (u32 e = 0; e < ELEMENTS; e++) mine[e * (GO * 128)] = acc[e];
-            device_fence();
-        }
+        for (u32 e = 0; e < ELEMENTS; e++) mine[e * THREADS] = acc[e];
         barrier();
         if (tid() == 0) {
-            const u64 before = fetch_add(p.counters + divided, 1);
-            device_fence();
-            *is_last = before == last - first;
+            const u64 done = arrive(p.counters + divided);
+            *is_last = done == last - first;
             if (*is_last) p.counters[divided] = 0;
         }
         barrier();
-        const bool mine = *is_last;
+        const bool sums = *is_last;
         // The next tile writes it again.
         barrier();
-        if (mine && k_group() == 0) {
-            device_fence();
+        if (!sums) return false;
 #pragma unroll
-            for (u32 e = 0; e < ELEMENTS; e++) acc[e] = 0.0f;
-            for (u32 block = first; block <= last; block++) {
-                const float* part = part_of(block);
+        for (u32 e = 0; e < ELEMENTS; e++) acc[e] = 0.0f;
+#pragma unroll 4
+        for (u32 block = first; block <= last; block++) {
+            const float* part = part_of(block);
 #pragma unroll
-                for (u32 e = 0; e < ELEMENTS; e++) acc[e] += part[e * (GO * 128)];
-            }
+            for (u32 e = 0; e < ELEMENTS; e++) acc[e] += part[e * THREADS];
         }
-        return mine;
+        return true;
     }
 
     DEV_MEMBER void store(const HalfProduct& product, u32 out_tile, u32 row_tile, float down) const {
-        const u32 first_out = out_tile * OUTS + out_group() * 64 + wave() % 4 * 16 + lane() / 4;
-        const u32 first_row = row_tile * N + lane() % 4 * 2;
+        const u32 own_out = first_out(out_tile), first_row = row_tile * N + lane() % 4 * 2;
         const bool add = product.mode & ADD;
         float bias[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
-            bias[i] = product.bias && first_out + 8 * i < product.w.n_out ? product.bias[first_out + 8 * i] : 0.0f;
+            bias[i] = product.bias && own_out + 8 * i < product.w.n_out ? product.bias[own_out + 8 * i] : 0.0f;
 #pragma unroll
         for (u32 e = 0; e < ELEMENTS; e++) {
-            const u32 o = first_out + e / 2 % 2 * 8, row = first_row + e / 4 * 8 + e % 2;
+            const u32 o = own_out + e / 2 % 2 * 8, row = first_row + e / 4 * 8 + e % 2;
             if (row >= p.n_rows || o >= product.w.n_out) continue;
             const float v = acc[e] * down * p.factors[row] + bias[e / 2 % 2];
             float* to = product.out + (u64)row * product.w.n_out + o;
@@ -257,30 +266,42 @@ template <typename F, u32 ROWS_OF_TILE, u32 GO, u32 GK, u32 STEPS> struct Half {
         }
     }
 
-    DEV_MEMBER void take(const Segment& s, u32 n_rounds) {
-        HalfProduct product = p.products[0];
-        if (s.tile >= p.products[1].first_tile) product = p.products[1];
-        if (s.tile >= p.products[2].first_tile) product = p.products[2];
-        const u32 in_product = s.tile - product.first_tile;
-        const u32 row_tile = in_product % p.n_row_tiles, out_tile = in_product / p.n_row_tiles;
-        const float up = ((const Range*)Block<F, Planes>::end(product.w, product.w.data))->up();
-        multiply(product.w, out_tile, row_tile, s, up);
-        join_groups();
-        const bool whole = s.first == 0 && s.end == n_rounds;
-        if (!whole && !join_blocks(s, n_rounds)) return;
-        if (k_group() == 0) store(product, out_tile, row_tile, Range::down(up));
+    DEV_MEMBER void take(const Segment& s) {
+        const Place at = place_of(s.tile);
+        const Weights& w = at.product.w;
+        const float up = ((const Range*)Block<F, Planes>::end(w, w.data))->up();
+        multiply(at.row_tile, s, up);
+        const bool whole = s.first == 0 && s.end == n_rounds();
+        if (whole || join_blocks(s)) store(at.product, at.out_tile, at.row_tile, Range::down(up));
+    }
+
+    // The next segment of this block: whole tiles, then those that blocks share. `tile` and `round` count what is done.
+    DEV_MEMBER bool next(Segment& s, u32& tile, u32& round, u32 end) const {
+        if (tile < p.n_whole) {
+            s = {tile, 0, n_rounds()};
+            tile += p.n_blocks;
+            return true;
+        }
+        if (round >= end) return false;
+        const u32 first = round % n_rounds();
+        s = {p.n_whole + round / n_rounds(), first, min_of(n_rounds(), first + end - round)};
+        round += s.end - s.first;
+        return true;
     }
 
     DEV_MEMBER void run() {
-        ring.start(4 * GO);
-        const u32 n_rounds = div_up(p.products[0].w.n_in, ROUND);
-        for (u32 tile = bid_x(); tile < p.n_whole; tile += p.n_blocks) take({tile, 0, n_rounds}, n_rounds);
-        if (p.n_whole == p.n_tiles) return;
-        const u32 end = rounds_before(bid_x() + 1, n_rounds);
-        for (u32 round = rounds_before(bid_x(), n_rounds); round < end;) {
-            const u32 tile = round / n_rounds, first = round % n_rounds, stop = min_of(n_rounds, first + end - round);
-            take({p.n_whole + tile, first, stop}, n_rounds);
-            round += stop - first;
+        u32 tile = bid_x(), round = rounds_before(bid_x()), end = rounds_before(bid_x() + 1);
+        Segment s;
+        if (!next(s, tile, round, end)) return;
+        // Weights do not depend on the kernels before.
+        start(s);
+        ring.start(THREADS / WARP_SIZE);
+        wait_for_predecessor();
+        let_successor_start();
+        for (;;) {
+            take(s);
+            if (!next(s, tile, round, end)) return;
+            start(s);
         }
     }
 };

@@ -5,10 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::GgmlType;
 
-use super::formats::{PerFormat, format_modules};
+use super::formats::format_modules;
 use super::gemv::MAX_ROWS;
 use super::jobs::{FEW, Work};
 use super::rows::Weights;
+use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;
@@ -28,10 +29,12 @@ const PART: usize = 1024;
 const ACTS_THREADS: u32 = 256;
 
 /// A part of a tile has at least this many rounds.
-const MIN_ROUNDS: usize = 2;
+const MIN_ROUNDS: usize = 4;
 
 /// The most floats of a tile's sums (`SUMS` in half.h).
 const MAX_SUMS: usize = 128 * 256;
+/// The most blocks that a processor runs at once.
+const MAX_BLOCKS: usize = 2;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -133,6 +136,8 @@ struct Tile {
     shared_bytes: u32,
     /// Values of k of a round.
     round: usize,
+    /// Blocks that a processor runs at once.
+    blocks: usize,
 }
 
 /// The kernels of a format, and their tiles.
@@ -164,6 +169,7 @@ macro_rules! tile_names {
             concat!(stringify!($kernel), "_tile_threads"),
             concat!(stringify!($kernel), "_tile_shared"),
             concat!(stringify!($kernel), "_tile_round"),
+            concat!(stringify!($kernel), "_tile_blocks"),
         ]),*]
     };
 }
@@ -176,13 +182,14 @@ impl GemmHalves {
         let names = tile_names!(gemm_half_32, gemm_half_64, gemm_half_128, gemm_half_256);
         let module = self.kernels.gemm_half_32.module;
         let mut tiles = Vec::with_capacity(names.len());
-        for [rows, outs, threads, shared, round] in names {
+        for [rows, outs, threads, shared, round, blocks] in names {
             tiles.push(Tile {
                 rows: gpu.constant(module, rows)? as usize,
                 outs: gpu.constant(module, outs)? as usize,
                 threads: gpu.constant(module, threads)?,
                 shared_bytes: gpu.constant(module, shared)?,
                 round: gpu.constant(module, round)? as usize,
+                blocks: gpu.constant(module, blocks)? as usize,
             });
         }
         let tiles = <[Tile; 4]>::try_from(tiles)
@@ -256,7 +263,7 @@ fn value_bytes(n_rows: usize, width: usize) -> usize {
 
 /// Bytes of the counters of divided tiles, at the start of `parts`.
 fn counter_bytes(gpu: &Gpu) -> usize {
-    (gpu.n_compute_units() as usize * size_of::<u64>()).next_multiple_of(OCTET_BYTES)
+    (MAX_BLOCKS * gpu.n_compute_units() as usize * size_of::<u64>()).next_multiple_of(OCTET_BYTES)
 }
 
 impl HalfBuffer {
@@ -299,7 +306,7 @@ fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
         return Ok(parts);
     }
     let counters = counter_bytes(gpu);
-    let n_parts = 2 * gpu.n_compute_units() as usize;
+    let n_parts = 2 * MAX_BLOCKS * gpu.n_compute_units() as usize;
     let parts = gpu.alloc::<u8>(counters + n_parts * MAX_SUMS * size_of::<f32>())?;
     gpu.fill_bytes(parts.as_slice::<u8>().part(0..counters), 0)?;
     let parts = Arc::new(parts);
@@ -307,14 +314,17 @@ fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
     Ok(parts)
 }
 
+/// Whether [`products`](super::products) of these activations with weights of this type round both to f16.
+pub fn takes_halves(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType) -> bool {
+    let is_gemm = !select::is_gemv(gpu, x.n_rows) && !gpu.takes(Variant::ProductsCodes);
+    is_gemm && x.half.is_some() && has_kernels(gpu, ty)
+}
+
 /// Returns the memory if products of these activations take them as f16.
 pub(super) fn memory<'a>(gpu: &Gpu, works: &[Work<'a>]) -> Option<HalfMemory<'a>> {
-    let takes = |work: &Work<'_>| {
-        work.experts.is_none() && work.up.is_none() && has_kernels(gpu, work.matrix.ty)
-    };
-    let first = works.first()?;
-    let memory = first.x.half.filter(|_| first.x.n_rows > MAX_ROWS)?;
-    (!gpu.takes(Variant::ProductsCodes) && works.iter().all(takes)).then_some(memory)
+    let takes =
+        |work: &Work<'_>| work.experts.is_none() && takes_halves(gpu, &work.x, work.matrix.ty);
+    works.iter().all(takes).then(|| works.first()?.x.half)?
 }
 
 /// Converts the activations of the products, and computes these. All have the same activations.
@@ -391,9 +401,10 @@ fn multiply(gpu: &Gpu, memory: HalfMemory<'_>, works: &[Work<'_>]) -> Result<(),
         n_tiles += work.matrix.n_out.div_ceil(tile.outs) * n_row_tiles;
     }
     let n_rounds = x.width.div_ceil(tile.round);
+    let at_once = gpu.n_compute_units() as usize * tile.blocks;
     let Division { n_whole, n_blocks } = match gpu.takes(Variant::SplitsOff) {
-        true => Division::none(n_tiles, gpu.n_compute_units() as usize),
-        false => Division::new(n_tiles, n_rounds, gpu.n_compute_units() as usize),
+        true => Division::none(n_tiles, at_once),
+        false => Division::new(n_tiles, n_rounds, at_once),
     };
     let (factors, values) = memory.of(x);
     let counters = counter_bytes(gpu);

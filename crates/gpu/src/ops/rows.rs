@@ -37,8 +37,10 @@ impl From<&Matrix<'_>> for Weights {
     }
 }
 
-/// Bytes behind the planes for the matrix's range (`kernels/range.h`).
-const RANGE_BYTES: usize = PLANE_ALIGN;
+/// Bytes behind the planes for the range of a quantized matrix (`kernels/range.h`).
+fn range_bytes(ty: GgmlType) -> usize {
+    if ty.block_len() > 1 { PLANE_ALIGN } else { 0 }
+}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -126,7 +128,7 @@ pub fn packed_bytes(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize) -> Resul
         let n_bytes = n_fields * gpu.constant(module, bytes)? as usize;
         total += n_bytes.next_multiple_of(PLANE_ALIGN);
     }
-    Ok(total + RANGE_BYTES)
+    Ok(total + range_bytes(ty))
 }
 
 /// Writes rows `first_row..` of `out` from blocks in file layout, `file_rows` `[rows, row bytes]` of any alignment.
@@ -159,7 +161,7 @@ pub fn repack(
     );
     if first_row == 0 {
         let n_bytes = out.data.len();
-        gpu.fill_bytes(out.data.part(n_bytes - RANGE_BYTES..n_bytes), 0)?;
+        gpu.fill_bytes(out.data.part(n_bytes - range_bytes(ty)..n_bytes), 0)?;
     }
     let params = RepackParams {
         file: file_rows.address(),

@@ -234,7 +234,6 @@ macro_rules! tile_names {
         ]),*]
     };
 }
-pub(super) use tile_names;
 
 impl GemmTile {
     /// Reads the constants with these names.

@@ -148,7 +148,11 @@ fn tiles_of_one_order_and_block_orders_give_the_same_bits() {
                 expected.push(MatmulTiles::Large);
             }
             let of = |tiles| both.map(|order| Choice::Matmul { tiles, order });
-            let expected: Vec<Choice> = expected.into_iter().flat_map(of).collect();
+            let mut expected: Vec<Choice> = expected.into_iter().flat_map(of).collect();
+            // Models multiply as f16 there.
+            if matches!(gpu.target(), "sm_90a" | "host-nv") && ty.block_len() > 1 {
+                expected.truncate(1);
+            }
             assert_eq!(ways, expected, "{} {}", gpu.target(), ty.name());
             let run = |gpu: &Gpu| {
                 launch.run(gpu, |gpu, products| {

@@ -27,6 +27,23 @@ impl Stepwise for GpuBackend {
         }
     }
 
+    fn takes_halves(&self, op: &Op, batch: &Batch) -> bool {
+        let (x, weights) = match op {
+            Op::MatMul { x, weight, .. } => (x, vec![*weight]),
+            Op::MatMuls { x, products } => {
+                let weights = products.iter().map(|(linear, _)| linear.weight);
+                (x, weights.collect())
+            }
+            Op::GatedMatMul { x, gate, up, .. } => (x, vec![gate.weight, up.weight]),
+            _ => return false,
+        };
+        let x = self.memory.acts(*x, &StepShape::of(batch, Chooser::Best));
+        let types = weights.iter().map(|&weight| self.weights.matrix(weight).ty);
+        types
+            .into_iter()
+            .any(|ty| ops::takes_halves(&self.gpu, &x, ty))
+    }
+
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
         let shape = StepShape::of(batch, Chooser::Best);
         let tokens = batch.tokens.iter().map(|token| match *token {

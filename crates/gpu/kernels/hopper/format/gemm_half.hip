@@ -1,9 +1,9 @@
 // GEMM of quantized weights with f16 activations, for each FORMAT (gemm/half.h). The number of a kernel is that of a
-// tile's rows. For up to 64 rows reading the weights limits, so groups share the values of k: more loads are under way.
+// tile's rows. For few rows, reading the weights limits: more loads are under way.
 #include "gemm/half.h"
 
 #if defined(GPU_NV)
-#define HALF_KERNEL(NAME) KERNEL_WITH(NAME, HalfParams, launch_bounds(NAME##_loop::THREADS, 1), )
+#define HALF_KERNEL(NAME) ENTRY(NAME, HalfParams, launch_bounds(NAME##_loop::THREADS, NAME##_loop::BLOCKS))
 #else
 #define HALF_KERNEL(NAME) KERNEL(NAME, HalfParams, NAME##_loop::THREADS)
 #endif
@@ -13,13 +13,14 @@
     EXPORT_U32(NAME##_tile_outs, NAME##_loop::OUTS)                                                                         \
     EXPORT_U32(NAME##_tile_threads, NAME##_loop::THREADS)                                                                   \
     EXPORT_U32(NAME##_tile_shared, NAME##_loop::SHARED_BYTES)                                                               \
+    EXPORT_U32(NAME##_tile_blocks, NAME##_loop::BLOCKS)                                                                     \
     EXPORT_U32(NAME##_tile_round, NAME##_loop::ROUND)                                                                       \
     HALF_KERNEL(NAME) {                                                                                                \
         DYNAMIC_SHARED(u8, shared);                                                                                    \
         NAME##_loop(p, shared).run();                                                                                  \
     }
 
-HALF(gemm_half_32, 32, 2, 2, 8)
-HALF(gemm_half_64, 64, 2, 2, 8)
-HALF(gemm_half_128, 128, 2, 1, 12)
-HALF(gemm_half_256, 256, 2, 1, 6)
+HALF(gemm_half_32, 32, 8, 4)
+HALF(gemm_half_64, 64, 6, 3)
+HALF(gemm_half_128, 128, 7, 5)
+HALF(gemm_half_256, 256, 5, 3)

@@ -1,0 +1,82 @@
+// Chunks of weights on their way to the threads that multiply them: each thread copies its own to shared memory, several
+// rounds ahead, and waits for no other thread (PTX ISA, 9.7.9.25.3). In registers, loads of several rounds would wait for
+// one another.
+#pragma once
+#include "quant.h"
+
+// Two chunks of format F for each of THREADS threads and DEPTH rounds.
+template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
+    // Bytes of a field: smaller ones are copied with their neighbours.
+    template <typename P> static constexpr u32 SIZE = sizeof(P) < 4 ? 4 : sizeof(P);
+    static constexpr u32 size(u32 k) { return F::PLANES[k].bytes < 4 ? 4 : F::PLANES[k].bytes; }
+    // Where a field is, in bytes per thread.
+    static constexpr u32 offset(u32 k) { return k == 0 ? 0 : offset(k - 1) + size(k - 1); }
+    static constexpr u32 ROW_BYTES = THREADS * offset(F::N_PLANES), SHARED = DEPTH * 2 * ROW_BYTES;
+
+    u8* memory;
+
+    // Begins to copy a chunk; zeros if not `valid`.
+    struct Begin {
+        const Block<F, Planes>& row;
+        u32 chunk;
+        u8* to;
+        bool valid;
+        template <u32 K, typename P> DEV_MEMBER void on(P&) const {
+            constexpr u32 OFFSET = THREADS * offset(K);
+            const u64 at = (u64)row.template field<K>(chunk), from = sizeof(P) < 4 ? at & ~3ull : at;
+            copy<SIZE<P>>(to + OFFSET + tid() * SIZE<P>, (const void*)from, valid);
+        }
+    };
+    struct Take {
+        const Block<F, Planes>& row;
+        u32 chunk;
+        const u8* from;
+        template <u32 K, typename P> DEV_MEMBER void on(P& field) const {
+            constexpr u32 OFFSET = THREADS * offset(K);
+            const u8* at = from + OFFSET + tid() * SIZE<P>;
+            if constexpr (sizeof(P) == 16) field = bits<P>(*(const u32_vec4*)at);
+            else if constexpr (sizeof(P) == 8) field = bits<P>(*(const u32_vec2*)at);
+            else if constexpr (sizeof(P) == 4) field = *(const P*)at;
+            else field = (P)(*(const u32*)at >> 8 * ((u64)row.template field<K>(chunk) & 3));
+        }
+    };
+
+    // Begins to copy the chunks of a round to a place. end() follows.
+    DEV_MEMBER void begin(const Block<F, Planes> (&rows)[2], u32 place, u32 chunk, bool valid) const {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            F none;
+            none.fields(Begin{rows[i], valid ? chunk : 0, memory + (2 * place + i) * ROW_BYTES, valid});
+        }
+    }
+    // Waits for the round after which DEPTH - 1 others ended, and returns its chunks.
+    DEV_MEMBER void take(F (&to)[2], const Block<F, Planes> (&rows)[2], u32 place, u32 chunk) const {
+        wait();
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) to[i].fields(Take{rows[i], chunk, memory + (2 * place + i) * ROW_BYTES});
+    }
+
+#if defined(GPU_NV)
+    template <u32 BYTES> DEV_MEMBER static void copy(void* to, const void* from, bool valid) {
+        const u32 at = wgmma::shared_address(to), n = valid ? BYTES : 0;
+        if constexpr (BYTES == 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(at), "l"(from), "r"(n) : "memory");
+        else
+            asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                         :
+                         : "r"(at), "l"(from), "n"(BYTES), "r"(n)
+                         : "memory");
+    }
+    // Ends the copies of a round, if any.
+    DEV_MEMBER static void end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+    DEV_MEMBER static void wait() { asm volatile("cp.async.wait_group %0;" : : "n"(DEPTH - 1) : "memory"); }
+#else
+    template <u32 BYTES> DEV_MEMBER static void copy(void* to, const void* from, bool valid) {
+        if constexpr (BYTES == 16) store16(to, valid ? load16(from) : u32x4{});
+        else if constexpr (BYTES == 8) store8(to, valid ? stream8(from) : u32x2{});
+        else *(u32*)to = valid ? stream4(from) : 0;
+    }
+    DEV_MEMBER static void end() {}
+    DEV_MEMBER static void wait() {}
+#endif
+};
