@@ -15,7 +15,7 @@ pub enum Variant {
     ProductsMatmul,
     /// GEMM of int8 codes where there are kernels for f16.
     ProductsCodes,
-    /// The smaller or the larger tiles of GEMM.
+    /// The smaller or the larger tiles of GEMM of codes.
     TilesSmall,
     TilesLarge,
     /// Attention of each row by itself, for any number of rows.

@@ -316,7 +316,12 @@ fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
 
 /// Whether [`products`](super::products) of these activations with weights of this type round both to f16.
 pub fn takes_halves(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType) -> bool {
-    let is_gemm = !select::is_gemv(gpu, x.n_rows) && !gpu.takes(Variant::ProductsCodes);
+    let of_codes = [
+        Variant::ProductsCodes,
+        Variant::TilesSmall,
+        Variant::TilesLarge,
+    ];
+    let is_gemm = !select::is_gemv(gpu, x.n_rows) && !of_codes.iter().any(|&v| gpu.takes(v));
     is_gemm && x.half.is_some() && has_kernels(gpu, ty)
 }
 
