@@ -31,6 +31,10 @@ const ACTS_THREADS: u32 = 256;
 /// A part of a tile has at least this many rounds.
 const MIN_ROUNDS: usize = 4;
 
+/// The time of a tile of 256 rows, in that of a tile of 128, and what parts cost, in tiles: measured on an H200.
+const MOST_TIME: f64 = 1.5;
+const PARTS_TIME: f64 = 0.3;
+
 /// The most floats of a tile's sums (`SUMS` in half.h).
 const MAX_SUMS: usize = 128 * 256;
 /// The most blocks that a processor runs at once.
@@ -140,11 +144,19 @@ struct Tile {
     blocks: usize,
 }
 
+impl Tile {
+    /// The tiles of a product.
+    fn n_tiles(&self, work: &Work<'_>) -> usize {
+        work.matrix.n_out.div_ceil(self.outs) * work.x.n_rows.div_ceil(self.rows)
+    }
+}
+
 /// The kernels of a format, and their tiles.
 pub(crate) struct GemmHalves {
     kernels: GemmHalfKernels,
     /// In the order of the kernels.
     tiles: OnceLock<[Tile; 4]>,
+    is_built: OnceLock<bool>,
 }
 
 impl KernelTable for GemmHalves {
@@ -152,6 +164,7 @@ impl KernelTable for GemmHalves {
         GemmHalves {
             kernels: GemmHalfKernels::of_module(module),
             tiles: OnceLock::new(),
+            is_built: OnceLock::new(),
         }
     }
 
@@ -198,31 +211,30 @@ impl GemmHalves {
         Ok(self.tiles.get_or_init(|| tiles))
     }
 
-    /// Returns the kernel and tile for matrices that have `n_outs` outputs each.
+    /// Returns the kernel for products of these rows, its tile, and how its tiles are distributed.
     fn choose(
         &self,
         gpu: &Gpu,
-        n_rows: usize,
-        n_outs: &[usize],
-    ) -> Result<(&Kernel<HalfParams>, Tile), GpuError> {
-        let [few, some, many, most] = *self.tiles(gpu)?;
-        let n_units = gpu.n_compute_units() as usize;
-        // Whole rounds of tiles over the device, in units of tiles of 128 rows.
-        let time = |tile: Tile| {
-            let row_tiles = n_rows.div_ceil(tile.rows);
-            let n_tiles: usize = n_outs
-                .iter()
-                .map(|n| n.div_ceil(tile.outs) * row_tiles)
-                .sum();
-            n_tiles.div_ceil(n_units) * tile.rows
-        };
+        works: &[Work<'_>],
+    ) -> Result<(&Kernel<HalfParams>, Tile, Division), GpuError> {
+        let n_rows = works[0].x.n_rows;
+        let of = |tile: Tile| (tile, Division::new(gpu, tile, works));
+        let [few, some, many, most] = self.tiles(gpu)?.map(of);
         let kernels = &self.kernels;
-        Ok(match n_rows {
-            n if n <= few.rows => (&kernels.gemm_half_32, few),
-            n if n <= some.rows => (&kernels.gemm_half_64, some),
-            n if n <= many.rows || time(many) < time(most) => (&kernels.gemm_half_128, many),
-            _ => (&kernels.gemm_half_256, most),
-        })
+        let is_faster = most.1.waves() * MOST_TIME < many.1.waves();
+        let (kernel, (tile, division)) = match n_rows {
+            n if n <= few.0.rows => (&kernels.gemm_half_32, few),
+            n if n <= some.0.rows => (&kernels.gemm_half_64, some),
+            n if n > many.0.rows && is_faster => (&kernels.gemm_half_256, most),
+            _ => (&kernels.gemm_half_128, many),
+        };
+        Ok((kernel, tile, division))
+    }
+
+    /// Whether the device's images have these kernels.
+    fn is_built(&self, gpu: &Gpu) -> bool {
+        let find = || Image::find(gpu.target(), self.kernels.gemm_half_32.module).is_some();
+        *self.is_built.get_or_init(find)
     }
 }
 
@@ -231,11 +243,8 @@ const MODULES: [&str; GgmlType::COMPUTED.len()] = format_modules!(gemm_half);
 
 /// Whether products of many rows with weights of this type can take f16 activations.
 pub(super) fn has_kernels(gpu: &Gpu, ty: GgmlType) -> bool {
-    // Also where it is not built: `of` says why.
     let kernels = gpu.kernels().gemm_half.of(ty);
-    kernels.is_ok_and(|kernels| {
-        Image::find(gpu.target(), kernels.kernels.gemm_half_32.module).is_some()
-    })
+    kernels.is_ok_and(|kernels| kernels.is_built(gpu))
 }
 
 /// Device memory for the f16 form of activations, and for sums of divided tiles.
@@ -384,10 +393,8 @@ impl<'a> HalfMemory<'a> {
 /// Launches up to [`FEW`] products of one format.
 fn multiply(gpu: &Gpu, memory: HalfMemory<'_>, works: &[Work<'_>]) -> Result<(), GpuError> {
     let x = &works[0].x;
-    let n_outs: Vec<usize> = works.iter().map(|work| work.matrix.n_out).collect();
     let kernels = gpu.kernels().gemm_half.of(works[0].matrix.ty)?;
-    let (kernel, tile) = kernels.choose(gpu, x.n_rows, &n_outs)?;
-    let n_row_tiles = x.n_rows.div_ceil(tile.rows);
+    let (kernel, tile, division) = kernels.choose(gpu, works)?;
     let mut n_tiles = 0;
     let product = |work: &Work<'_>, first_tile: usize| HalfProduct {
         w: (&work.matrix).into(),
@@ -403,14 +410,8 @@ fn multiply(gpu: &Gpu, memory: HalfMemory<'_>, works: &[Work<'_>]) -> Result<(),
     let mut products = [unused; FEW];
     for (to, work) in products.iter_mut().zip(works) {
         *to = product(work, n_tiles);
-        n_tiles += work.matrix.n_out.div_ceil(tile.outs) * n_row_tiles;
+        n_tiles += tile.n_tiles(work);
     }
-    let n_rounds = x.width.div_ceil(tile.round);
-    let at_once = gpu.n_compute_units() as usize * tile.blocks;
-    let Division { n_whole, n_blocks } = match gpu.takes(Variant::SplitsOff) {
-        true => Division::none(n_tiles, at_once),
-        false => Division::new(n_tiles, n_rounds, at_once),
-    };
     let (factors, values) = memory.of(x);
     let counters = counter_bytes(gpu);
     let params = HalfParams {
@@ -420,15 +421,15 @@ fn multiply(gpu: &Gpu, memory: HalfMemory<'_>, works: &[Work<'_>]) -> Result<(),
         counters: memory.parts.address(),
         n_rows: x.n_rows as u32,
         n_octets: x.n_rows.div_ceil(OCTET) as u32,
-        n_row_tiles: n_row_tiles as u32,
+        n_row_tiles: x.n_rows.div_ceil(tile.rows) as u32,
         n_tiles: u32::try_from(n_tiles).expect("the number of tiles fits 32 bits"),
-        n_whole: n_whole as u32,
-        n_blocks: n_blocks as u32,
+        n_whole: division.n_whole as u32,
+        n_blocks: division.n_blocks as u32,
         products,
     };
     gpu.launch(
         kernel,
-        [n_blocks as u32, 1, 1],
+        [division.n_blocks as u32, 1, 1],
         tile.threads,
         tile.shared_bytes,
         &params,
@@ -437,34 +438,50 @@ fn multiply(gpu: &Gpu, memory: HalfMemory<'_>, works: &[Work<'_>]) -> Result<(),
 
 /// How tiles are distributed to blocks: how many are computed whole, by one block after the other; blocks share the
 /// others.
+#[derive(Clone, Copy)]
 struct Division {
+    n_tiles: usize,
     n_whole: usize,
     n_blocks: usize,
+    /// Blocks that the device runs at once.
+    at_once: usize,
 }
 
 impl Division {
-    fn none(n_tiles: usize, n_units: usize) -> Division {
-        Division {
-            n_whole: n_tiles,
-            n_blocks: n_tiles.min(n_units),
+    /// For products of the same activations.
+    fn new(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> Division {
+        let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
+        let at_once = gpu.n_compute_units() as usize * tile.blocks;
+        let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
+        let rest = n_tiles % at_once;
+        let most = rest * n_rounds / MIN_ROUNDS;
+        let n_blocks = match n_tiles < at_once {
+            true => most.min(at_once),
+            false => at_once,
+        };
+        // Parts cost time, too: they are written and read.
+        let is_divided = rest * 10 < at_once * 9 && n_blocks > rest && most >= n_blocks;
+        match is_divided && !gpu.takes(Variant::SplitsOff) {
+            true => Division {
+                n_tiles,
+                n_whole: n_tiles - rest,
+                n_blocks,
+                at_once,
+            },
+            false => Division {
+                n_tiles,
+                n_whole: n_tiles,
+                n_blocks: n_tiles.min(at_once),
+                at_once,
+            },
         }
     }
 
-    /// For `n_tiles` of `n_rounds` rounds on a device that runs `n_units` blocks at once.
-    fn new(n_tiles: usize, n_rounds: usize, n_units: usize) -> Division {
-        let rest = n_tiles % n_units;
-        let most = rest * n_rounds / MIN_ROUNDS;
-        let n_blocks = match n_tiles < n_units {
-            true => most.min(n_units),
-            false => n_units,
-        };
-        // Parts cost time, too: they are written and read.
-        if rest * 10 >= n_units * 9 || n_blocks <= rest || most < n_blocks {
-            return Division::none(n_tiles, n_units);
-        }
-        Division {
-            n_whole: n_tiles - rest,
-            n_blocks,
+    /// How many whole tiles each block takes the time of.
+    fn waves(&self) -> f64 {
+        match self.n_whole == self.n_tiles {
+            true => self.n_tiles.div_ceil(self.at_once) as f64,
+            false => self.n_tiles as f64 / self.at_once as f64 + PARTS_TIME,
         }
     }
 }
