@@ -23,9 +23,10 @@ use crate::observe::metrics::Metrics;
 use crate::observe::requests::Requests;
 use crate::openai::responses::store::Store;
 use crate::serving::choices::Ticket;
-use crate::serving::fleet::{Fleet, Offer};
+use crate::serving::fleet::Fleet;
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::Served;
+use crate::serving::slot::Offer;
 use crate::serving::workers::Workers;
 
 /// The state of the server.

@@ -31,5 +31,5 @@ pub use http::keys::{Keys, KeysError, NewKey};
 pub use http::tls::{Tls, TlsError};
 pub use run::{Server, ServerError, Stopper};
 pub use serving::costs::Costs;
-pub use serving::fleet::{LoadError, Offer, Prepared};
 pub use serving::model::Model;
+pub use serving::slot::{LoadError, Offer, Prepared};

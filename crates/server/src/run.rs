@@ -19,9 +19,9 @@ use crate::http::tls::Tls;
 use crate::openai;
 use crate::openai::generation::Generation;
 use crate::routes;
-use crate::serving::fleet::Offer;
 use crate::serving::lifecycle::Phase;
 use crate::serving::model::Served;
+use crate::serving::slot::Offer;
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]

@@ -15,8 +15,8 @@ use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::openai::embeddings::{Input, vectors};
-use crate::serving::fleet::Slot;
 use crate::serving::model::Served;
+use crate::serving::slot::Slot;
 
 /// Takes the model of a request. Ollama's names may have a tag, which is `latest` here.
 pub(super) async fn named(app: &App, fields: &mut Fields) -> Result<Arc<Served>, ApiError> {

@@ -3,49 +3,19 @@
 //! One model is loaded at a time. If it does not fit beside the others, those that nobody has asked for the longest leave
 //! first; the requests of a model that leaves are finished before.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use rocmforge_engine::serve::Handle;
-use serde_json::{Map, Value};
-use tokio::sync::watch;
 
 use crate::http::error::ApiError;
 use crate::observe::metrics::Metrics;
-use crate::serving::model::{Model, Served, unix_seconds};
+use crate::serving::model::Served;
+use crate::serving::slot::{LoadError, Offer, Resident, Slot, State};
 
-/// Requests that wait for a model to be loaded, of each model.
-const MAX_WAITING: usize = 1024;
 /// Time after which loading a model is tried again that could not be loaded.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
-
-/// Why a model cannot be loaded.
-pub type LoadError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A model that the server can load.
-pub struct Offer {
-    /// What clients call it.
-    pub name: String,
-    /// Other names for it.
-    pub aliases: Vec<String>,
-    /// Fields for requests that leave them out, such as `temperature`.
-    pub defaults: Map<String, Value>,
-    /// Whether it is loaded before the server is ready. Others are loaded when somebody asks for them.
-    pub at_start: bool,
-    /// Bytes of its file.
-    pub file_bytes: u64,
-    /// Finds out what memory it needs. It may be called again after the model was unloaded.
-    pub prepare: Box<dyn Fn() -> Result<Prepared, LoadError> + Send + Sync>,
-}
-
-/// A model that is not in memory yet, and what it needs.
-pub struct Prepared {
-    /// Bytes that it takes, if it gets as many.
-    pub bytes: u64,
-    /// Loads it into at most this many bytes.
-    pub start: Box<dyn FnOnce(u64) -> Result<Model, LoadError> + Send>,
-}
 
 /// The models of a server.
 pub(crate) struct Fleet {
@@ -58,129 +28,11 @@ pub(crate) struct Fleet {
     loading: tokio::sync::Mutex<()>,
 }
 
-/// A model, in memory or not.
-pub(crate) struct Slot {
-    offer: Offer,
-    /// Since when it is offered, in seconds since 1970.
-    pub(crate) created: u64,
-    state: watch::Sender<State>,
-    n_waiting: watch::Sender<usize>,
-    last_use: Mutex<Instant>,
-}
-
-#[derive(Clone)]
-enum State {
-    Away,
-    Failed {
-        error: Arc<str>,
-        at: Instant,
-    },
-    Loading,
-    Ready(Resident),
-    /// Its last requests are being finished.
-    Leaving {
-        engine: Handle,
-        bytes: u64,
-    },
-}
-
-/// A model in memory.
-#[derive(Clone)]
-struct Resident {
-    served: Arc<Served>,
-    bytes: u64,
-}
-
 /// Whether other models may be unloaded to make room.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Room {
     Make,
     TakeFree,
-}
-
-impl Slot {
-    pub(crate) fn name(&self) -> &str {
-        &self.offer.name
-    }
-
-    pub(crate) fn file_bytes(&self) -> u64 {
-        self.offer.file_bytes
-    }
-
-    /// Returns the model, if it is in memory.
-    pub(crate) fn ready(&self) -> Option<Arc<Served>> {
-        match &*self.state.borrow() {
-            State::Ready(resident) => Some(Arc::clone(&resident.served)),
-            _ => None,
-        }
-    }
-
-    /// Returns llama-server's word for the state of the model.
-    pub(crate) fn status(&self) -> &'static str {
-        match &*self.state.borrow() {
-            State::Ready(_) => "loaded",
-            State::Loading => "loading",
-            State::Away | State::Failed { .. } | State::Leaving { .. } => "unloaded",
-        }
-    }
-
-    /// Returns how long the step under way of its engine takes.
-    fn step_time(&self) -> Option<Duration> {
-        match &*self.state.borrow() {
-            State::Ready(resident) => resident.served.engine.step_time(),
-            State::Leaving { engine, .. } => engine.step_time(),
-            State::Away | State::Failed { .. } | State::Loading => None,
-        }
-    }
-
-    fn has_name(&self, name: &str) -> bool {
-        self.offer.name == name || self.offer.aliases.iter().any(|alias| alias == name)
-    }
-
-    fn touch(&self) {
-        *self.last_use.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    }
-
-    fn last_use(&self) -> Instant {
-        *self.last_use.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Enters the state `Loading`, unless the model is there or on its way.
-    fn begin_loading(&self) -> bool {
-        self.state.send_if_modified(|state| {
-            let is_away = matches!(state, State::Away | State::Failed { .. });
-            if is_away {
-                *state = State::Loading;
-            }
-            is_away
-        })
-    }
-
-    /// Counts a request that waits for this model.
-    ///
-    /// # Errors
-    /// Too many wait.
-    fn wait(&self) -> Result<Waiting<'_>, ApiError> {
-        self.n_waiting.send_modify(|n| *n += 1);
-        let waiting = Waiting(self);
-        match *self.n_waiting.borrow() > MAX_WAITING {
-            true => {
-                let message = "too many requests wait for this model to be loaded; try again later";
-                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message);
-                Err(error.code("queue_full").retry_after(5))
-            }
-            false => Ok(waiting),
-        }
-    }
-}
-
-/// A request that waits for its model.
-struct Waiting<'a>(&'a Slot);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.n_waiting.send_modify(|n| *n -= 1);
-    }
 }
 
 impl Fleet {
@@ -191,16 +43,7 @@ impl Fleet {
         metrics: Arc<Metrics>,
         notice: fn(&str),
     ) -> Fleet {
-        let created = unix_seconds();
-        let slot = |offer| {
-            Arc::new(Slot {
-                offer,
-                created,
-                state: watch::Sender::new(State::Away),
-                n_waiting: watch::Sender::new(0),
-                last_use: Mutex::new(Instant::now()),
-            })
-        };
+        let slot = |offer| Arc::new(Slot::new(offer));
         Fleet {
             slots: offers.into_iter().map(slot).collect(),
             max_bytes: max_bytes.unwrap_or(u64::MAX),
