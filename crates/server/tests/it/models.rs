@@ -115,6 +115,25 @@ fn a_model_is_loaded_when_it_is_asked_for() {
 }
 
 #[test]
+fn a_look_at_properties_loads_nothing() {
+    let loads = Arc::new(Loads::default());
+    let server = TestServer::start(local(), vec![lazy("a", 1, &loads), lazy("b", 1, &loads)]);
+    let props = server.get("/props").ok();
+    assert_eq!(props["model_alias"], "a");
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 0);
+    assert_eq!(props["chat_template"], Value::Null);
+    assert_eq!(server.get("/props?model=b-alias").ok()["model_alias"], "b");
+    server.get("/props?model=c").error(404);
+    assert_eq!(loads.n(), 0);
+
+    server.post("/models/load", &json!({"model": "b"})).ok();
+    let props = server.get("/props?model=b").ok();
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 16_384);
+    assert_eq!(props["eos_token"], "<|im_end|>");
+    assert_eq!(status(&server, "a"), "unloaded");
+}
+
+#[test]
 fn a_model_leaves_after_its_requests() {
     let loads = Arc::new(Loads::default());
     let offers = vec![lazy("a", 10, &loads), lazy("b", 10, &loads)];
