@@ -23,7 +23,7 @@ use crate::observe::metrics::Metrics;
 use crate::observe::requests::Requests;
 use crate::openai::responses::store::Store;
 use crate::serving::choices::Ticket;
-use crate::serving::fleet::Fleet;
+use crate::serving::fleet::{Asker, Fleet};
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::Served;
 use crate::serving::slot::Offer;
@@ -101,13 +101,17 @@ impl App {
     /// # Errors
     /// There is no such model, it cannot be loaded, or not in time.
     pub(crate) async fn model(&self, fields: &mut Fields) -> Result<Arc<Served>, ApiError> {
-        self.model_named(fields.take::<String>("model")?.as_deref())
-            .await
+        let name: Option<String> = fields.take("model")?;
+        self.model_named(name.as_deref(), Asker::Client).await
     }
 
     /// As [`App::model`], with a name.
-    pub(crate) async fn model_named(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
-        let model = self.fleet.model(self.fleet.slot(name)?);
+    pub(crate) async fn model_named(
+        &self,
+        name: Option<&str>,
+        asker: Asker,
+    ) -> Result<Arc<Served>, ApiError> {
+        let model = self.fleet.model(self.fleet.slot(name)?, asker);
         let model = tokio::time::timeout(self.limits.max_queue_time, model);
         let late = |_| ApiError::from(Failure::NotStarted);
         self.unless_aborted(async { model.await.map_err(late)? })

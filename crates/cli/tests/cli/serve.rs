@@ -198,6 +198,7 @@ fn the_models_of_a_folder_share_the_memory() {
     assert_eq!(one["choices"], two["choices"]);
     let (_, error) = served.try_post("/v1/completions", &ask("damaged.gguf"));
     assert_eq!(error["error"]["code"], "model_load_failed");
+    assert!(!error.to_string().contains(models_dir), "{error}");
     let again = served.post("/v1/completions", &ask("two.gguf"));
     assert_eq!(again["choices"], two["choices"]);
     let (code, _, stderr) = served.end("-TERM");
@@ -206,6 +207,8 @@ fn the_models_of_a_folder_share_the_memory() {
         stderr.contains("notice: one.gguf leaves the memory"),
         "{stderr}"
     );
+    let reason = format!("error: damaged.gguf is not loaded: {models_dir}");
+    assert!(stderr.contains(&reason), "{stderr}");
 
     let empty = tempfile::tempdir().unwrap();
     let models_dir = empty.path().to_str().unwrap();

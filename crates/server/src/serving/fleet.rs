@@ -28,6 +28,14 @@ pub(crate) struct Fleet {
     loading: tokio::sync::Mutex<()>,
 }
 
+/// Who asks for a model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asker {
+    Client,
+    /// Learns why a model cannot be loaded, and has it tried again at once.
+    Owner,
+}
+
 /// Whether other models may be unloaded to make room.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Room {
@@ -98,8 +106,12 @@ impl Fleet {
     pub(crate) async fn model(
         self: &Arc<Fleet>,
         slot: &Arc<Slot>,
+        asker: Asker,
     ) -> Result<Arc<Served>, ApiError> {
         slot.touch();
+        if asker == Asker::Owner {
+            slot.forget_failure();
+        }
         if let Some(served) = slot.ready() {
             return Ok(served);
         }
@@ -110,10 +122,7 @@ impl Fleet {
             match state {
                 State::Ready(resident) => return Ok(resident.served),
                 State::Failed { error, at } if at.elapsed() < RETRY_AFTER => {
-                    let message = format!("the model cannot be loaded: {error}");
-                    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
-                    let seconds = RETRY_AFTER.as_secs();
-                    return Err(error.code("model_load_failed").retry_after(seconds));
+                    return Err(cannot_load(asker, &error));
                 }
                 State::Away | State::Failed { .. } => {
                     self.begin(slot, Room::Make);
@@ -293,6 +302,20 @@ impl Fleet {
         slot.state.send_replace(State::Away);
         true
     }
+}
+
+/// Tells that a model cannot be loaded. The reason may name files, which are no business of clients.
+fn cannot_load(asker: Asker, reason: &str) -> ApiError {
+    let message = match asker {
+        Asker::Owner => format!("the model cannot be loaded: {reason}"),
+        Asker::Client => {
+            "the model could not be loaded; the server's log has the reason".to_string()
+        }
+    };
+    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
+    error
+        .code("model_load_failed")
+        .retry_after(RETRY_AFTER.as_secs())
 }
 
 /// Runs `work` on a thread of its own.

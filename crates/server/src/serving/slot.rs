@@ -143,6 +143,17 @@ impl Slot {
         })
     }
 
+    /// Lets a model be loaded that could not be.
+    pub(crate) fn forget_failure(&self) {
+        self.state.send_if_modified(|state| {
+            let is_failed = matches!(state, State::Failed { .. });
+            if is_failed {
+                *state = State::Away;
+            }
+            is_failed
+        });
+    }
+
     /// Counts a request that waits for this model.
     ///
     /// # Errors
