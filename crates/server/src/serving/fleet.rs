@@ -4,7 +4,7 @@
 //! first; the requests of a model that leaves are finished before.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use rocmforge_engine::serve::Handle;
@@ -16,6 +16,8 @@ use crate::serving::slot::{LoadError, Offer, Resident, Slot, State};
 
 /// Time after which loading a model is tried again that could not be loaded.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
+/// Why a model is not loaded if this program has panicked.
+const OUR_FAULT: &str = "loading it failed; please report this";
 
 /// The models of a server.
 pub(crate) struct Fleet {
@@ -121,8 +123,8 @@ impl Fleet {
             let state = states.borrow_and_update().clone();
             match state {
                 State::Ready(resident) => return Ok(resident.served),
-                State::Failed { error, at } if at.elapsed() < RETRY_AFTER => {
-                    return Err(cannot_load(asker, &error));
+                State::Failed { reason, at } if at.elapsed() < RETRY_AFTER => {
+                    return Err(cannot_load(asker, &reason));
                 }
                 State::Away | State::Failed { .. } => {
                     self.begin(slot, Room::Make);
@@ -145,8 +147,8 @@ impl Fleet {
             self.begin(slot, Room::TakeFree);
             let state = states.wait_for(|state| !matches!(state, State::Loading));
             let state = state.await.map(|state| state.clone());
-            if let Ok(State::Failed { error, .. }) = state {
-                return Err((slot.name().to_string(), error.to_string()));
+            if let Ok(State::Failed { reason, .. }) = state {
+                return Err((slot.name().to_string(), reason.to_string()));
             }
         }
         Ok(())
@@ -177,18 +179,15 @@ impl Fleet {
         let (fleet, slot) = (Arc::clone(self), Arc::clone(slot));
         tokio::spawn(async move {
             let _turn = fleet.loading.lock().await;
-            let state = match fleet.load(&slot, room).await {
+            let mut then = slot.then(State::failed(OUR_FAULT));
+            then.state = match fleet.load(&slot, room).await {
                 Ok(Some(resident)) => State::Ready(resident),
                 Ok(None) => State::Away,
                 Err(error) => {
                     (fleet.notice)(&format!("error: {} is not loaded: {error}", slot.name()));
-                    State::Failed {
-                        error: error.to_string().into(),
-                        at: Instant::now(),
-                    }
+                    State::failed(error.to_string())
                 }
             };
-            slot.state.send_replace(state);
         });
     }
 
@@ -293,13 +292,13 @@ impl Fleet {
             true
         });
         let Some(served) = taken else { return false };
+        let _then = slot.then(State::Away);
         (self.notice)(&format!("notice: {} leaves the memory", slot.name()));
         let mut gone = served.gone();
         // Ending an engine waits for its step.
         let _ = tokio::task::spawn_blocking(move || drop(served)).await;
         // Fails when the last request has let go of the model.
         let _ = gone.changed().await;
-        slot.state.send_replace(State::Away);
         true
     }
 }
@@ -323,5 +322,5 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
 ) -> Result<T, LoadError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err("loading it failed; please report this".into()))
+    done.unwrap_or_else(|_| Err(OUR_FAULT.into()))
 }

@@ -55,8 +55,9 @@ pub(crate) struct Slot {
 #[derive(Clone)]
 pub(crate) enum State {
     Away,
+    /// It could not be loaded.
     Failed {
-        error: Arc<str>,
+        reason: Arc<str>,
         at: Instant,
     },
     Loading,
@@ -68,11 +69,33 @@ pub(crate) enum State {
     },
 }
 
+/// Ends a state that lasts while a task runs, even if the task panics.
+pub(crate) struct Then<'a> {
+    slot: &'a Slot,
+    /// What comes next.
+    pub(crate) state: State,
+}
+
+impl Drop for Then<'_> {
+    fn drop(&mut self) {
+        self.slot.state.send_replace(self.state.clone());
+    }
+}
+
 /// A model in memory.
 #[derive(Clone)]
 pub(crate) struct Resident {
     pub(crate) served: Arc<Served>,
     pub(crate) bytes: u64,
+}
+
+impl State {
+    pub(crate) fn failed(reason: impl Into<Arc<str>>) -> State {
+        State::Failed {
+            reason: reason.into(),
+            at: Instant::now(),
+        }
+    }
 }
 
 impl Slot {
@@ -141,6 +164,11 @@ impl Slot {
             }
             is_away
         })
+    }
+
+    /// Enters `state` when the returned value is dropped.
+    pub(crate) fn then(&self, state: State) -> Then<'_> {
+        Then { slot: self, state }
     }
 
     /// Lets a model be loaded that could not be.

@@ -264,6 +264,25 @@ fn a_model_that_cannot_be_loaded_harms_no_other() {
     server.post(COMPLETIONS, &ask("forge-mini")).ok();
 }
 
+/// The panic comes in the midst of making room, where there is no code but the server's.
+#[test]
+fn a_panic_while_loading_leaves_nothing_half_done() {
+    let loads = Arc::new(Loads::default());
+    let offers = vec![lazy("a", 10, &loads), lazy("b", 10, &loads)];
+    let config = Config {
+        notice: |text| assert!(!text.contains("leaves"), "a fault of the test"),
+        ..with_bytes(15)
+    };
+    let server = TestServer::start(config, offers);
+    server.post(COMPLETIONS, &ask("a")).ok();
+    let error = server.post(COMPLETIONS, &ask("b")).error(503);
+    assert_eq!(error["code"], "model_load_failed");
+    let states = ["a", "b"].map(|name| status(&server, name));
+    assert_eq!(states, ["unloaded", "unloaded"]);
+    server.post("/models/load", &json!({"model": "b"})).ok();
+    server.post(COMPLETIONS, &ask("b")).ok();
+}
+
 #[test]
 fn a_request_does_not_wait_for_its_model_for_ever() {
     let loads = Arc::new(Loads::default());
