@@ -55,8 +55,7 @@ pub(crate) struct App {
 impl App {
     pub(crate) fn new(config: &Config, offers: Vec<Offer>) -> App {
         let metrics = Arc::new(Metrics::new());
-        let of_fleet = Arc::clone(&metrics);
-        let fleet = Fleet::new(offers, config.max_model_bytes, of_fleet, config.notice);
+        let fleet = Fleet::new(offers, config, Arc::clone(&metrics));
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         App {
             fleet: Arc::new(fleet),

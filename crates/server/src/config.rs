@@ -84,6 +84,8 @@ pub struct Limits {
     pub max_answer_time: Duration,
     /// Time for a step of a model. The server says that it hangs when one takes longer.
     pub max_step_time: Duration,
+    /// Time after which loading a model is tried again that could not be loaded.
+    pub load_retry_time: Duration,
 }
 
 impl Default for Limits {
@@ -106,6 +108,7 @@ impl Default for Limits {
             max_queue_time: Duration::from_secs(600),
             max_answer_time: Duration::from_secs(3600),
             max_step_time: Duration::from_secs(60),
+            load_retry_time: Duration::from_secs(10),
         }
     }
 }

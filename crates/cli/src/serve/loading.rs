@@ -1,5 +1,6 @@
 //! Loads a model for the server, and replaces its backend if that is lost.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -50,6 +51,11 @@ pub fn offer(
         file_bytes,
         args,
     } = choice;
+    // A name that no model has yet is a path.
+    let models_dir = args.load.store.models_dir.as_deref();
+    let at =
+        |path: &PathBuf| rocmforge_hub::resolve(path, models_dir).unwrap_or_else(|_| path.clone());
+    let first_file = path.as_ref().map(at);
     let first = Mutex::new(file);
     let (args, peaks, failure) = (Arc::new(args), Arc::clone(peaks), Arc::clone(failure));
     let prepare_it = move || {
@@ -80,6 +86,7 @@ pub fn offer(
         aliases,
         defaults,
         at_start,
+        file: first_file,
         file_bytes,
         prepare: Box::new(prepare_it),
     }

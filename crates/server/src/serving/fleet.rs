@@ -4,18 +4,17 @@
 //! first; the requests of a model that leaves are finished before.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use rocmforge_engine::serve::Handle;
 
-use crate::http::error::ApiError;
+use crate::config::Config;
+use crate::http::error::{ApiError, whole_seconds};
 use crate::observe::metrics::Metrics;
 use crate::serving::model::Served;
-use crate::serving::slot::{LoadError, Offer, Resident, Slot, State};
+use crate::serving::slot::{Failed, LoadError, Offer, Resident, Slot, State};
 
-/// Time after which loading a model is tried again that could not be loaded.
-const RETRY_AFTER: Duration = Duration::from_secs(10);
 /// Why a model is not loaded if this program has panicked.
 const OUR_FAULT: &str = "loading it failed; please report this";
 
@@ -24,6 +23,8 @@ pub(crate) struct Fleet {
     slots: Vec<Arc<Slot>>,
     /// Bytes that the models in memory may take together.
     max_bytes: u64,
+    /// Time after which loading a model is tried again that could not be loaded.
+    retry_time: Duration,
     metrics: Arc<Metrics>,
     notice: fn(&str),
     /// Whose turn it is to load.
@@ -46,19 +47,14 @@ enum Room {
 }
 
 impl Fleet {
-    /// Offers models, of which those in memory take `max_bytes` together.
-    pub(crate) fn new(
-        offers: Vec<Offer>,
-        max_bytes: Option<u64>,
-        metrics: Arc<Metrics>,
-        notice: fn(&str),
-    ) -> Fleet {
+    pub(crate) fn new(offers: Vec<Offer>, config: &Config, metrics: Arc<Metrics>) -> Fleet {
         let slot = |offer| Arc::new(Slot::new(offer));
         Fleet {
             slots: offers.into_iter().map(slot).collect(),
-            max_bytes: max_bytes.unwrap_or(u64::MAX),
+            max_bytes: config.max_model_bytes.unwrap_or(u64::MAX),
+            retry_time: config.limits.load_retry_time,
             metrics,
-            notice,
+            notice: config.notice,
             loading: tokio::sync::Mutex::default(),
         }
     }
@@ -119,17 +115,18 @@ impl Fleet {
         }
         let _waiting = slot.wait()?;
         let mut states = slot.state.subscribe();
+        let mut is_tried = false;
         loop {
             let state = states.borrow_and_update().clone();
             match state {
                 State::Ready(resident) => return Ok(resident.served),
-                State::Failed { reason, at } if at.elapsed() < RETRY_AFTER => {
-                    return Err(cannot_load(asker, &reason));
-                }
-                State::Away | State::Failed { .. } => {
-                    self.begin(slot, Room::Make);
-                }
+                State::Away => self.begin(slot, Room::Make),
+                State::Failed(failed) => match self.retry(slot, &failed) {
+                    Some(room) if !is_tried => self.begin(slot, room),
+                    _ => return Err(self.cannot_load(asker, &failed.reason)),
+                },
                 State::Loading | State::Leaving { .. } => {
+                    is_tried |= matches!(state, State::Loading);
                     let changed = states.changed().await;
                     changed.map_err(|_| ApiError::stopping())?;
                 }
@@ -147,8 +144,14 @@ impl Fleet {
             self.begin(slot, Room::TakeFree);
             let state = states.wait_for(|state| !matches!(state, State::Loading));
             let state = state.await.map(|state| state.clone());
-            if let Ok(State::Failed { reason, .. }) = state {
-                return Err((slot.name().to_string(), reason.to_string()));
+            if let Ok(State::Failed(failed)) = &state {
+                return Err((slot.name().to_string(), failed.reason.to_string()));
+            }
+            if let Ok(State::Away) = &state {
+                (self.notice)(&format!(
+                    "notice: {} does not fit beside the other models; it is loaded when it is asked for",
+                    slot.name()
+                ));
             }
         }
         Ok(())
@@ -171,37 +174,83 @@ impl Fleet {
         }
     }
 
+    /// Tells that a model cannot be loaded. The reason may name files, which are no business of clients.
+    fn cannot_load(&self, asker: Asker, reason: &str) -> ApiError {
+        let message = match asker {
+            Asker::Owner => format!("the model cannot be loaded: {reason}"),
+            Asker::Client => {
+                "the model could not be loaded; the server's log has the reason".to_string()
+            }
+        };
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        let seconds = whole_seconds(self.retry_time);
+        error.code("model_load_failed").retry_after(seconds)
+    }
+
+    /// Returns the room for another try to load a model; `None` if it is too early for one, or if others would leave again
+    /// for the same file.
+    fn retry(&self, slot: &Slot, failed: &Failed) -> Option<Room> {
+        if failed.at.elapsed() < self.retry_time {
+            return None;
+        }
+        match failed.freed {
+            Some(bytes) if slot.file_version() == failed.file => {
+                self.fits(bytes).then_some(Room::TakeFree)
+            }
+            _ => Some(Room::Make),
+        }
+    }
+
     /// Begins to load a model, unless it is there or on its way.
     fn begin(self: &Arc<Fleet>, slot: &Arc<Slot>, room: Room) {
-        if !slot.begin_loading() {
+        let Some(before) = slot.begin_loading() else {
             return;
-        }
+        };
         let (fleet, slot) = (Arc::clone(self), Arc::clone(slot));
         tokio::spawn(async move {
             let _turn = fleet.loading.lock().await;
-            let mut then = slot.then(State::failed(OUR_FAULT));
-            then.state = match fleet.load(&slot, room).await {
-                Ok(Some(resident)) => State::Ready(resident),
-                Ok(None) => State::Away,
-                Err(error) => {
+            let file = slot.file_version();
+            let mut freed = match &before {
+                State::Failed(before) if before.file == file => before.freed,
+                _ => None,
+            };
+            let failed = |reason, freed| {
+                let at = Instant::now();
+                State::Failed(Failed {
+                    reason,
+                    at,
+                    file,
+                    freed,
+                })
+            };
+            let mut then = slot.then(failed(OUR_FAULT.into(), freed));
+            then.state = match (fleet.load(&slot, room, &mut freed).await, before) {
+                (Ok(Some(resident)), _) => State::Ready(resident),
+                (Ok(None), State::Failed(before)) => failed(before.reason, freed),
+                (Ok(None), before) => before,
+                (Err(error), _) => {
                     (fleet.notice)(&format!("error: {} is not loaded: {error}", slot.name()));
-                    State::failed(error.to_string())
+                    failed(error.to_string().into(), freed)
                 }
             };
         });
     }
 
-    /// Loads a model; `None` if there is no room for it.
-    async fn load(&self, slot: &Arc<Slot>, room: Room) -> Result<Option<Resident>, LoadError> {
+    /// Loads a model; `None` if there is no room for it. Sets `freed` to the bytes that other models leave the memory for.
+    async fn load(
+        &self,
+        slot: &Arc<Slot>,
+        room: Room,
+        freed: &mut Option<u64>,
+    ) -> Result<Option<Resident>, LoadError> {
         let of_slot = Arc::clone(slot);
         let prepared = blocking(move || (of_slot.offer.prepare)()).await?;
         let bytes = prepared.bytes.min(self.max_bytes);
-        if room == Room::TakeFree && !self.fits(bytes) {
-            (self.notice)(&format!(
-                "notice: {} does not fit beside the other models; it is loaded when it is asked for",
-                slot.name()
-            ));
-            return Ok(None);
+        if !self.fits(bytes) {
+            if room == Room::TakeFree {
+                return Ok(None);
+            }
+            *freed = Some(bytes);
         }
         self.make_room(bytes).await;
         let (of_slot, metrics) = (Arc::clone(slot), self.metrics.of_model(slot.name()));
@@ -301,20 +350,6 @@ impl Fleet {
         let _ = gone.changed().await;
         true
     }
-}
-
-/// Tells that a model cannot be loaded. The reason may name files, which are no business of clients.
-fn cannot_load(asker: Asker, reason: &str) -> ApiError {
-    let message = match asker {
-        Asker::Owner => format!("the model cannot be loaded: {reason}"),
-        Asker::Client => {
-            "the model could not be loaded; the server's log has the reason".to_string()
-        }
-    };
-    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
-    error
-        .code("model_load_failed")
-        .retry_after(RETRY_AFTER.as_secs())
 }
 
 /// Runs `work` on a thread of its own.

@@ -1,7 +1,8 @@
 //! A model that a server offers: how to load it, and whether it is in memory.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::StatusCode;
 use rocmforge_engine::serve::Handle;
@@ -27,6 +28,8 @@ pub struct Offer {
     pub defaults: Map<String, Value>,
     /// Whether it is loaded before the server is ready. Others are loaded when somebody asks for them.
     pub at_start: bool,
+    /// Its file, or the first one. A file that could not be loaded may be another one after a change.
+    pub file: Option<PathBuf>,
     /// Bytes of its file.
     pub file_bytes: u64,
     /// Finds out what memory it needs. It may be called again after the model was unloaded.
@@ -56,10 +59,7 @@ pub(crate) struct Slot {
 pub(crate) enum State {
     Away,
     /// It could not be loaded.
-    Failed {
-        reason: Arc<str>,
-        at: Instant,
-    },
+    Failed(Failed),
     Loading,
     Ready(Resident),
     /// Its last requests are being finished.
@@ -68,6 +68,20 @@ pub(crate) enum State {
         bytes: u64,
     },
 }
+
+/// Why a model could not be loaded, and when.
+#[derive(Clone)]
+pub(crate) struct Failed {
+    pub(crate) reason: Arc<str>,
+    pub(crate) at: Instant,
+    /// The file that was read.
+    pub(crate) file: FileVersion,
+    /// Bytes that were made free for it in vain.
+    pub(crate) freed: Option<u64>,
+}
+
+/// What tells a file from what it was before: its bytes and the time of its last change, if there is a file.
+pub(crate) type FileVersion = Option<(u64, Option<SystemTime>)>;
 
 /// Ends a state that lasts while a task runs, even if the task panics.
 pub(crate) struct Then<'a> {
@@ -87,15 +101,6 @@ impl Drop for Then<'_> {
 pub(crate) struct Resident {
     pub(crate) served: Arc<Served>,
     pub(crate) bytes: u64,
-}
-
-impl State {
-    pub(crate) fn failed(reason: impl Into<Arc<str>>) -> State {
-        State::Failed {
-            reason: reason.into(),
-            at: Instant::now(),
-        }
-    }
 }
 
 impl Slot {
@@ -130,7 +135,7 @@ impl Slot {
         match &*self.state.borrow() {
             State::Ready(_) => "loaded",
             State::Loading => "loading",
-            State::Away | State::Failed { .. } | State::Leaving { .. } => "unloaded",
+            State::Away | State::Failed(_) | State::Leaving { .. } => "unloaded",
         }
     }
 
@@ -139,7 +144,7 @@ impl Slot {
         match &*self.state.borrow() {
             State::Ready(resident) => resident.served.engine.step_time(),
             State::Leaving { engine, .. } => engine.step_time(),
-            State::Away | State::Failed { .. } | State::Loading => None,
+            State::Away | State::Failed(_) | State::Loading => None,
         }
     }
 
@@ -155,15 +160,22 @@ impl Slot {
         *self.last_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters the state `Loading`, unless the model is there or on its way.
-    pub(crate) fn begin_loading(&self) -> bool {
+    /// Returns which file there is now.
+    pub(crate) fn file_version(&self) -> FileVersion {
+        let facts = self.offer.file.as_deref()?.metadata().ok()?;
+        Some((facts.len(), facts.modified().ok()))
+    }
+
+    /// Enters the state `Loading`, unless the model is there or on its way. Returns the state before.
+    pub(crate) fn begin_loading(&self) -> Option<State> {
+        let mut before = None;
         self.state.send_if_modified(|state| {
-            let is_away = matches!(state, State::Away | State::Failed { .. });
-            if is_away {
-                *state = State::Loading;
+            if matches!(state, State::Away | State::Failed(_)) {
+                before = Some(std::mem::replace(state, State::Loading));
             }
-            is_away
-        })
+            before.is_some()
+        });
+        before
     }
 
     /// Enters `state` when the returned value is dropped.
@@ -174,7 +186,7 @@ impl Slot {
     /// Lets a model be loaded that could not be.
     pub(crate) fn forget_failure(&self) {
         self.state.send_if_modified(|state| {
-            let is_failed = matches!(state, State::Failed { .. });
+            let is_failed = matches!(state, State::Failed(_));
             if is_failed {
                 *state = State::Away;
             }

@@ -38,6 +38,7 @@ fn lazy(name: &str, bytes: u64, loads: &Arc<Loads>) -> Offer {
         aliases: vec![format!("{name}-alias")],
         defaults: Map::new(),
         at_start: false,
+        file: None,
         file_bytes: 1234,
         prepare: Box::new(move || {
             let loads = Arc::clone(&loads);
@@ -236,6 +237,7 @@ fn a_model_that_cannot_be_loaded_harms_no_other() {
         aliases: Vec::new(),
         defaults: Map::new(),
         at_start: false,
+        file: None,
         file_bytes: 0,
         prepare: Box::new(move || {
             of_offer.fetch_add(1, Ordering::SeqCst);
@@ -262,6 +264,56 @@ fn a_model_that_cannot_be_loaded_harms_no_other() {
     );
     assert_eq!(n_tries.load(Ordering::SeqCst), 2);
     server.post(COMPLETIONS, &ask("forge-mini")).ok();
+}
+
+/// A damaged file makes another model leave once, not again and again.
+#[test]
+fn models_do_not_leave_twice_for_the_same_damaged_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("late.gguf");
+    std::fs::write(&file, "damaged").unwrap();
+    let (loads, n_tries) = (Arc::new(Loads::default()), Arc::new(AtomicUsize::new(0)));
+    let of_offer = Arc::clone(&n_tries);
+    let late = Offer {
+        file: Some(file.clone()),
+        prepare: Box::new(move || {
+            let n_tries = Arc::clone(&of_offer);
+            let start = Box::new(move |_| {
+                n_tries.fetch_add(1, Ordering::SeqCst);
+                Err("a tensor is damaged".into())
+            });
+            Ok(Prepared { bytes: 10, start })
+        }),
+        ..lazy("late", 10, &loads)
+    };
+    let mut config = with_bytes(15);
+    config.limits.load_retry_time = Duration::ZERO;
+    let server = TestServer::start(config, vec![lazy("good", 10, &loads), late]);
+    let try_late = || {
+        server.post(COMPLETIONS, &ask("good")).ok();
+        let error = server.post(COMPLETIONS, &ask("late")).error(503);
+        assert_eq!(error["code"], "model_load_failed");
+        (n_tries.load(Ordering::SeqCst), status(&server, "good"))
+    };
+    assert_eq!(try_late(), (1, json!("unloaded")));
+    for _ in 0..3 {
+        assert_eq!(try_late(), (1, json!("loaded")));
+    }
+    // The memory is free.
+    server
+        .post("/models/unload", &json!({"model": "good"}))
+        .ok();
+    server.post(COMPLETIONS, &ask("late")).error(503);
+    assert_eq!(n_tries.load(Ordering::SeqCst), 2);
+    assert_eq!(try_late(), (2, json!("loaded")));
+    std::fs::write(&file, "damaged again").unwrap();
+    assert_eq!(try_late(), (3, json!("unloaded")));
+    assert_eq!(try_late(), (3, json!("loaded")));
+    server
+        .post("/models/load", &json!({"model": "late"}))
+        .error(503);
+    assert_eq!(n_tries.load(Ordering::SeqCst), 4);
+    assert_eq!(status(&server, "good"), "unloaded");
 }
 
 /// The panic comes in the midst of making room, where there is no code but the server's.
