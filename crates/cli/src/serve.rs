@@ -1,6 +1,6 @@
 //! `rocmforge serve`: answers requests over HTTP.
 
-mod choices;
+mod catalog;
 mod loading;
 mod settings;
 
@@ -65,8 +65,8 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
     // Before the models are loaded. Without them, the server tells no share of the peaks.
     let engine_config = resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?;
     let peaks = Arc::new(Peaks::measure(&engine_config).ok());
-    let choices = choices::of(args, settings)?;
-    let max_model_bytes = match (args.memory, choices.len()) {
+    let entries = catalog::of(args, settings)?;
+    let max_model_bytes = match (args.memory, entries.len()) {
         (Some(mib), _) => Some(u64::from(mib) << 20),
         // All of the memory is for the only model.
         (None, 1) => None,
@@ -76,10 +76,10 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
         max_model_bytes,
         ..config
     };
-    let names: Vec<String> = choices.iter().map(|choice| choice.name.clone()).collect();
+    let names: Vec<String> = entries.iter().map(|entry| entry.name.clone()).collect();
     let failure = Arc::default();
-    let offer = |choice| loading::offer(choice, max_model_bytes, &peaks, &failure);
-    let server = Server::bind(config, choices.into_iter().map(offer).collect())?;
+    let offer = |entry| loading::offer(entry, max_model_bytes, &peaks, &failure);
+    let server = Server::bind(config, entries.into_iter().map(offer).collect())?;
     let url = server.url();
     let mut told = Ok(());
     let ended = server.run(|_| told = tell_ready(args, &url, &names));

@@ -14,7 +14,7 @@ use rocmforge_runtime::gpu::WhenIdle;
 use rocmforge_server::{Costs, LoadError, Offer, Prepared};
 use rocmforge_text::chat_template::ChatTemplate;
 
-use super::choices::Choice;
+use super::catalog::Entry;
 use crate::args::ServeArgs;
 use crate::output::note;
 use crate::peaks::Peaks;
@@ -36,12 +36,12 @@ pub fn first_error(failure: &Failure) -> Option<Error> {
 
 /// Offers a model. Several of them share `max_bytes`.
 pub fn offer(
-    choice: Choice,
+    entry: Entry,
     max_bytes: Option<u64>,
     peaks: &Arc<Option<Peaks>>,
     failure: &Failure,
 ) -> Offer {
-    let Choice {
+    let Entry {
         name,
         aliases,
         defaults,
@@ -50,7 +50,7 @@ pub fn offer(
         file,
         file_bytes,
         args,
-    } = choice;
+    } = entry;
     // A name that no model has yet is a path.
     let models_dir = args.load.store.models_dir.as_deref();
     let at =
