@@ -140,14 +140,17 @@ impl Fleet {
     /// The name of one that cannot be loaded, and why.
     pub(crate) async fn load_first(self: &Arc<Fleet>) -> Result<(), (String, String)> {
         for slot in self.slots.iter().filter(|slot| slot.offer.at_start) {
-            let mut states = slot.state.subscribe();
-            self.begin(slot, Room::TakeFree);
-            let state = states.wait_for(|state| !matches!(state, State::Loading));
-            let state = state.await.map(|state| state.clone());
-            if let Ok(State::Failed(failed)) = &state {
-                return Err((slot.name().to_string(), failed.reason.to_string()));
-            }
-            if let Ok(State::Away) = &state {
+            let Some(before) = slot.begin_loading() else {
+                // A client was faster.
+                let mut states = slot.state.subscribe();
+                let _ = states
+                    .wait_for(|state| !matches!(state, State::Loading))
+                    .await;
+                continue;
+            };
+            let entered = self.enter(slot, Room::TakeFree, before).await;
+            entered.map_err(|reason| (slot.name().to_string(), reason.to_string()))?;
+            if slot.ready().is_none() {
                 (self.notice)(&format!(
                     "notice: {} does not fit beside the other models; it is loaded when it is asked for",
                     slot.name()
@@ -208,32 +211,42 @@ impl Fleet {
         };
         let (fleet, slot) = (Arc::clone(self), Arc::clone(slot));
         tokio::spawn(async move {
-            let _turn = fleet.loading.lock().await;
-            let file = slot.file_version();
-            let mut freed = match &before {
-                State::Failed(before) if before.file == file => before.freed,
-                _ => None,
-            };
-            let failed = |reason, freed| {
-                let at = Instant::now();
-                State::Failed(Failed {
-                    reason,
-                    at,
-                    file,
-                    freed,
-                })
-            };
-            let mut then = slot.then(failed(OUR_FAULT.into(), freed));
-            then.state = match (fleet.load(&slot, room, &mut freed).await, before) {
-                (Ok(Some(resident)), _) => State::Ready(resident),
-                (Ok(None), State::Failed(before)) => failed(before.reason, freed),
-                (Ok(None), before) => before,
-                (Err(error), _) => {
-                    (fleet.notice)(&format!("error: {} is not loaded: {error}", slot.name()));
-                    failed(error.to_string().into(), freed)
-                }
-            };
+            if let Err(error) = fleet.enter(&slot, room, before).await {
+                (fleet.notice)(&format!("error: {} is not loaded: {error}", slot.name()));
+            }
         });
+    }
+
+    /// Loads a model whose state is `Loading`. Without room for it, its state is as `before`.
+    async fn enter(&self, slot: &Arc<Slot>, room: Room, before: State) -> Result<(), Arc<str>> {
+        let _turn = self.loading.lock().await;
+        let file = slot.file_version();
+        let mut freed = match &before {
+            State::Failed(before) if before.file == file => before.freed,
+            _ => None,
+        };
+        let failed = |reason, freed| {
+            let at = Instant::now();
+            State::Failed(Failed {
+                reason,
+                at,
+                file,
+                freed,
+            })
+        };
+        let mut then = slot.then(failed(OUR_FAULT.into(), freed));
+        let loaded = self.load(slot, room, &mut freed).await;
+        then.state = match (loaded, before) {
+            (Ok(Some(resident)), _) => State::Ready(resident),
+            (Ok(None), State::Failed(before)) => failed(before.reason, freed),
+            (Ok(None), before) => before,
+            (Err(error), _) => {
+                let reason: Arc<str> = error.to_string().into();
+                then.state = failed(Arc::clone(&reason), freed);
+                return Err(reason);
+            }
+        };
+        Ok(())
     }
 
     /// Loads a model; `None` if there is no room for it. Sets `freed` to the bytes that other models leave the memory for.
