@@ -482,6 +482,14 @@ fn refusals_say_what_to_do() {
     run(&["serve", "--port", "0", "--host", "0.0.0.0"]).fails(1, "keys file");
     run(&["serve", "--keys", "/nowhere/keys"]).fails(1, "/nowhere/keys");
     run(&["serve", "--alias", "a", "--alias", "b"]).fails(2, "--alias");
+    let tight = |mib, ctx| {
+        let flags = [
+            "--memory", mib, "--ctx", ctx, "--device", "cpu", "--port", "0",
+        ];
+        run(&[&["serve"], &flags[..]].concat())
+    };
+    tight("1", "512").fails(1, "--memory 1 leaves 0 MiB for forge-mini");
+    tight("40", "16384").fails(1, "for a context of 16384 tokens; use a larger --memory");
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
     std::fs::write(&keys, "alice:123\n").unwrap();
