@@ -1,12 +1,15 @@
 //! `serve`: the program as a server.
 
+use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::gpu_faults::{VENDORS, image, stub};
 use crate::program::{command, repository, run};
 
 /// A server in a process of its own.
@@ -18,9 +21,15 @@ struct Served {
 
 impl Served {
     fn start(args: &[&str]) -> Served {
+        Served::start_with(args, &[])
+    }
+
+    /// [`Served::start`] with environment variables.
+    fn start_with(args: &[&str], env: &[(String, &OsStr)]) -> Served {
         let all = [&["serve", "--port", "0", "--json", "--ctx", "512"], args].concat();
         let mut command = command(&all);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.envs(env.iter().map(|(name, value)| (name, value)));
         let mut child = command.spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -259,6 +268,40 @@ fn a_file_has_the_settings() {
 }
 
 #[test]
+fn a_device_that_hangs_is_told_after_the_time_of_the_flag() {
+    let Some(image) = image() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let hangs = dir.path().join("hangs");
+    let hang_file = format!("-DHANG_FILE=\"{}\"", hangs.display());
+    let faults = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30", &hang_file];
+    let vendor = &VENDORS[0];
+    let Some(library) = stub(vendor, "cli-hangs", &faults) else {
+        return;
+    };
+    let on = ["--device", vendor.device, "--gpu-image", &image];
+    let flags = ["--gpu-check", "never", "--no-graphs", "--step-timeout", "1"];
+    let library = (vendor.library(), library.as_os_str());
+    let served = Served::start_with(&[&on[..], &flags].concat(), &[library]);
+    let live = || served.send("GET /health/live HTTP/1.1\r\n", "").0;
+    assert_eq!(live(), 200);
+    std::fs::write(&hangs, "").unwrap();
+    let body = json!({"prompt": "Hi", "max_tokens": 2});
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| served.post("/v1/completions", &body));
+        let is_told = || {
+            std::thread::sleep(Duration::from_millis(25));
+            live() == 503
+        };
+        let is_told = (0..1200).any(|_| is_told());
+        std::fs::remove_file(&hangs).unwrap();
+        assert!(is_told);
+        answer.join().unwrap();
+    });
+    assert_eq!(live(), 200);
+    assert_eq!(served.end("-TERM").0, Some(0));
+}
+
+#[test]
 fn a_load_is_measured() {
     let served = Served::start(&[]);
     let url = served.ready["url"].as_str().unwrap();
@@ -391,7 +434,7 @@ fn requests_are_logged_and_keys_read_again() {
         return;
     }
     let is_read = || {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
         models(&alice) == 401
     };
     assert!((0..500).any(|_| is_read()));
