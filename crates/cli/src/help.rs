@@ -32,6 +32,7 @@ const RARE: &[&str] = &[
     "kv_type",
     "all_models",
     "memory",
+    "idle_unload",
     "config",
     "itl_target",
     "ttft_target",

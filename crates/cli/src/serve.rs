@@ -61,6 +61,7 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
             ..Limits::default()
         },
         max_model_bytes: None,
+        idle_unload: (args.idle_unload > 0).then(|| Duration::from_secs(args.idle_unload)),
     };
     // Before the models are loaded. Without them, the server tells no share of the peaks.
     let engine_config = resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?;

@@ -24,6 +24,8 @@ pub struct Config {
     pub limits: Limits,
     /// Bytes that the models in memory may take together.
     pub max_model_bytes: Option<u64>,
+    /// A model that nobody has used for this long leaves the memory.
+    pub idle_unload: Option<Duration>,
     /// Writes a line of JSON about each request; see [`Config::notice`] for other messages.
     pub access_log: Option<fn(&str)>,
     /// Takes what the owner of the server should know.
@@ -42,6 +44,7 @@ impl Default for Config {
             tls: None,
             limits: Limits::default(),
             max_model_bytes: None,
+            idle_unload: None,
             access_log: None,
             notice: |_| {},
             drain_timeout: Duration::from_secs(30),

@@ -184,6 +184,8 @@ impl Server {
                 () = lifecycle.draining() => {}
             }
             lifecycle.enter(Phase::Ready);
+            let fleet = Arc::clone(&self.app.fleet);
+            tokio::spawn(async move { fleet.unload_idle().await });
             on_ready(&stopper);
             lifecycle.ended().await;
             Ok(())

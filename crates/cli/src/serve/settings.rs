@@ -29,6 +29,7 @@ const OF_SERVER: &[&str] = &[
     "tls-key",
     "all-models",
     "memory",
+    "idle-unload",
     "models-dir",
     "queue-timeout",
     "ttft-target",

@@ -231,6 +231,7 @@ fn a_file_has_the_settings() {
     let text = r#"
         port = 1
         access-log = true
+        idle-unload = 1
         max-seqs = 2
 
         [[models]]
@@ -257,6 +258,18 @@ fn a_file_has_the_settings() {
         let answer = served.post("/v1/completions", &body);
         assert_eq!(answer["model"], name);
         assert_eq!(answer["usage"]["completion_tokens"], n);
+    }
+    // Both leave the memory, and come back.
+    let are_away = || {
+        std::thread::sleep(Duration::from_millis(50));
+        let models = served.get("/v1/models");
+        let mut models = models["data"].as_array().unwrap().iter();
+        models.all(|model| model["status"]["value"] == "unloaded")
+    };
+    assert!((0..600).any(|_| are_away()));
+    for name in ["mini", "second"] {
+        let body = json!({"model": name, "prompt": "Hi", "max_tokens": 1});
+        served.post("/v1/completions", &body);
     }
     let (code, _, stderr) = served.end("-TERM");
     assert_eq!(code, Some(0));

@@ -15,6 +15,8 @@ use crate::observe::metrics::Metrics;
 use crate::serving::model::Served;
 use crate::serving::slot::{Failed, LoadError, Offer, Resident, Slot, State};
 
+/// Longest time between two looks for models that nobody uses.
+const MAX_LOOK_TIME: Duration = Duration::from_secs(10);
 /// Why a model is not loaded if this program has panicked.
 const OUR_FAULT: &str = "loading it failed; please report this";
 
@@ -23,6 +25,8 @@ pub(crate) struct Fleet {
     slots: Vec<Arc<Slot>>,
     /// Bytes that the models in memory may take together.
     max_bytes: u64,
+    /// Time after which a model that nobody uses leaves the memory.
+    idle_time: Option<Duration>,
     /// Time after which loading a model is tried again that could not be loaded.
     retry_time: Duration,
     metrics: Arc<Metrics>,
@@ -52,6 +56,7 @@ impl Fleet {
         Fleet {
             slots: offers.into_iter().map(slot).collect(),
             max_bytes: config.max_model_bytes.unwrap_or(u64::MAX),
+            idle_time: config.idle_unload,
             retry_time: config.limits.load_retry_time,
             metrics,
             notice: config.notice,
@@ -160,6 +165,33 @@ impl Fleet {
         Ok(())
     }
 
+    /// Unloads models that nobody uses, as long as the server runs, if it is to.
+    pub(crate) async fn unload_idle(&self) {
+        let Some(idle_time) = self.idle_time else {
+            return;
+        };
+        let look_time = (idle_time / 8).clamp(Duration::from_millis(1), MAX_LOOK_TIME);
+        let mut looks = tokio::time::interval(look_time);
+        loop {
+            looks.tick().await;
+            let is_idle = |slot: &Slot, resident: &Resident| {
+                let stats = resident.served.engine.stats();
+                if stats.running + stats.waiting > 0 {
+                    slot.touch();
+                }
+                slot.last_use().elapsed() >= idle_time
+            };
+            let residents = self.residents().into_iter();
+            // A model is not gone as long as this list has it.
+            let idle: Vec<&Arc<Slot>> = residents
+                .filter_map(|(slot, resident)| is_idle(slot, &resident).then_some(slot))
+                .collect();
+            for slot in idle {
+                self.remove(slot).await;
+            }
+        }
+    }
+
     /// Unloads a model once its requests are finished. Does not wait for a model that is being loaded.
     ///
     /// # Errors
@@ -237,7 +269,10 @@ impl Fleet {
         let mut then = slot.then(failed(OUR_FAULT.into(), freed));
         let loaded = self.load(slot, room, &mut freed).await;
         then.state = match (loaded, before) {
-            (Ok(Some(resident)), _) => State::Ready(resident),
+            (Ok(Some(resident)), _) => {
+                slot.touch();
+                State::Ready(resident)
+            }
             (Ok(None), State::Failed(before)) => failed(before.reason, freed),
             (Ok(None), before) => before,
             (Err(error), _) => {

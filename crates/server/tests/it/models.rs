@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_engine::serve::ServeOptions;
 use rocmforge_model::Purpose;
@@ -388,6 +388,41 @@ fn the_owner_loads_and_unloads() {
         let reply = server.send(route, body.as_bytes(), &[("authorization", &key)]);
         reply.error(403);
     }
+}
+
+#[test]
+fn a_model_that_nobody_uses_leaves() {
+    let loads = Arc::new(Loads::default());
+    let idle_time = Duration::from_millis(250);
+    let config = Config {
+        idle_unload: Some(idle_time),
+        ..local()
+    };
+    let at_start = Offer {
+        at_start: true,
+        ..lazy("a", 1, &loads)
+    };
+    let server = TestServer::start(config, vec![at_start]);
+    let wait_until_it_leaves = || {
+        let leaves = || {
+            std::thread::sleep(idle_time / 4);
+            status(&server, "a") == "unloaded"
+        };
+        assert!((0..400).any(|_| leaves()));
+    };
+    wait_until_it_leaves();
+    // It comes back, and stays as long as it answers.
+    let long = json!({"model": "a", "prompt": "Once", "max_tokens": 15_000, "ignore_eos": true, "stream": true});
+    let began = Instant::now();
+    let mut lines = server.lines(COMPLETIONS, &long, &[]);
+    while began.elapsed() < 6 * idle_time {
+        assert!(lines.next().is_some());
+    }
+    assert_eq!(status(&server, "a"), "loaded");
+    drop(lines);
+    wait_until_it_leaves();
+    server.post(COMPLETIONS, &ask("a")).ok();
+    assert_eq!(loads.n(), 3);
 }
 
 #[test]
