@@ -43,6 +43,7 @@ const RARE: &[&str] = &[
     "max_queue_tokens",
     "drain_timeout",
     "access_log",
+    "log_content",
     "cors",
     "tls_cert",
     "tls_key",

@@ -12,7 +12,9 @@ use std::time::Duration;
 use anyhow::Result;
 use rocmforge_runtime::free_bytes;
 use rocmforge_runtime::gpu::WhenIdle;
-use rocmforge_server::{Config, Keys, Limits, NewKey, Origins, Server, ServerError, Tls};
+use rocmforge_server::{
+    Config, Keys, Limits, LogContent, NewKey, Origins, Server, ServerError, Tls,
+};
 use serde_json::json;
 
 use crate::args::{ServeArgs, with_long_names};
@@ -50,7 +52,11 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
         origins,
         tls,
         keys_file: args.keys.clone(),
-        access_log: args.access_log.then_some(say as fn(&str)),
+        access_log: (args.access_log || args.log_content).then_some(say as fn(&str)),
+        log_content: match args.log_content {
+            true => LogContent::Write,
+            false => LogContent::Leave,
+        },
         notice: note,
         drain_timeout: Duration::from_secs(args.drain_timeout),
         limits: Limits {

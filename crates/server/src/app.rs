@@ -19,6 +19,7 @@ use crate::http::cors::Origins;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, IGNORED};
 use crate::http::keys::Keys;
+use crate::observe::access_log::LogContent;
 use crate::observe::metrics::Metrics;
 use crate::observe::requests::Requests;
 use crate::openai::responses::store::Store;
@@ -36,6 +37,7 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     /// Writes a line of the access log.
     pub(crate) access_log: Option<fn(&str)>,
+    pub(crate) log_content: LogContent,
     /// Sites whose pages may ask.
     pub(crate) origins: Origins,
     /// Whether the server listens on loopback only.
@@ -61,6 +63,7 @@ impl App {
             fleet: Arc::new(fleet),
             keys: RwLock::new(config.keys.clone()),
             access_log: config.access_log,
+            log_content: config.log_content,
             limits: config.limits.clone(),
             origins: config.origins.clone(),
             is_local: config.address.ip().is_loopback(),

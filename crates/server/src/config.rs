@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::http::cors::Origins;
 use crate::http::keys::Keys;
 use crate::http::tls::Tls;
+use crate::observe::access_log::LogContent;
 
 /// The settings of a server.
 #[derive(Debug, Clone)]
@@ -28,6 +29,8 @@ pub struct Config {
     pub idle_unload: Option<Duration>,
     /// Writes a line of JSON about each request; see [`Config::notice`] for other messages.
     pub access_log: Option<fn(&str)>,
+    /// What these lines tell of requests.
+    pub log_content: LogContent,
     /// Takes what the owner of the server should know.
     pub notice: fn(&str),
     /// How long the server waits for running requests when it is told to stop.
@@ -46,6 +49,7 @@ impl Default for Config {
             max_model_bytes: None,
             idle_unload: None,
             access_log: None,
+            log_content: LogContent::Leave,
             notice: |_| {},
             drain_timeout: Duration::from_secs(30),
         }

@@ -29,6 +29,7 @@ pub use config::{Config, Limits};
 pub use http::cors::{OriginError, Origins};
 pub use http::keys::{Keys, KeysError, NewKey};
 pub use http::tls::{Tls, TlsError};
+pub use observe::access_log::LogContent;
 pub use run::{Server, ServerError, Stopper};
 pub use serving::costs::Costs;
 pub use serving::model::Model;

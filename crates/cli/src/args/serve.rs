@@ -213,6 +213,9 @@ pub struct ServeArgs {
     /// Print a line of JSON for each request on stderr
     #[arg(long, env = "ROCMFORGE_ACCESS_LOG", hide_env_values = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
     pub access_log: bool,
+    /// Print these lines with the bodies of requests and answers
+    #[arg(long, env = "ROCMFORGE_LOG_CONTENT", hide_env_values = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
+    pub log_content: bool,
     /// Print one line of JSON when the server is ready: url and models
     #[arg(long, help_heading = "Output")]
     pub json: bool,

@@ -36,6 +36,7 @@ const OF_SERVER: &[&str] = &[
     "step-timeout",
     "drain-timeout",
     "access-log",
+    "log-content",
     "json",
     "device",
 ];

@@ -479,6 +479,32 @@ fn requests_are_logged_and_keys_read_again() {
     );
 }
 
+/// What users write is in the log only if the owner wants it there.
+#[test]
+fn contents_are_logged_on_request() {
+    let body = json!({"prompt": "My password is", "max_tokens": 3, "temperature": 0});
+    for flag in ["--access-log", "--log-content"] {
+        let served = Served::start(&[flag]);
+        let answer = served.post("/v1/completions", &body);
+        let (_, _, stderr) = served.end("-TERM");
+        let is_of_it = |line: &Value| line["route"] == "/v1/completions";
+        let mut lines = stderr
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        let line: Value = lines.find(is_of_it).expect(&stderr);
+        match flag {
+            "--access-log" => assert!(!stderr.contains("password"), "{stderr}"),
+            _ => {
+                let logged = |name: &str| -> Value {
+                    serde_json::from_str(line[name].as_str().unwrap()).unwrap()
+                };
+                assert_eq!(logged("request"), body);
+                assert_eq!(logged("answer"), answer);
+            }
+        }
+    }
+}
+
 /// SIGTERM while more requests wait than run: each of them gets its whole answer.
 #[test]
 fn a_stop_under_load_loses_no_request() {
