@@ -1,6 +1,6 @@
 //! `rocmforge serve`: answers requests over HTTP.
 
-mod choices;
+mod catalog;
 mod loading;
 mod settings;
 
@@ -12,7 +12,9 @@ use std::time::Duration;
 use anyhow::Result;
 use rocmforge_runtime::free_bytes;
 use rocmforge_runtime::gpu::WhenIdle;
-use rocmforge_server::{Config, Keys, Limits, NewKey, Origins, Server, ServerError, Tls};
+use rocmforge_server::{
+    Config, Keys, Limits, LogContent, NewKey, Origins, Server, ServerError, Tls,
+};
 use serde_json::json;
 
 use crate::args::{ServeArgs, with_long_names};
@@ -50,7 +52,11 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
         origins,
         tls,
         keys_file: args.keys.clone(),
-        access_log: args.access_log.then_some(say as fn(&str)),
+        access_log: (args.access_log || args.log_content).then_some(say as fn(&str)),
+        log_content: match args.log_content {
+            true => LogContent::Write,
+            false => LogContent::Leave,
+        },
         notice: note,
         drain_timeout: Duration::from_secs(args.drain_timeout),
         limits: Limits {
@@ -61,12 +67,13 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
             ..Limits::default()
         },
         max_model_bytes: None,
+        idle_unload: (args.idle_unload > 0).then(|| Duration::from_secs(args.idle_unload)),
     };
     // Before the models are loaded. Without them, the server tells no share of the peaks.
     let engine_config = resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?;
     let peaks = Arc::new(Peaks::measure(&engine_config).ok());
-    let choices = choices::of(args, settings)?;
-    let max_model_bytes = match (args.memory, choices.len()) {
+    let entries = catalog::of(args, settings)?;
+    let max_model_bytes = match (args.memory, entries.len()) {
         (Some(mib), _) => Some(u64::from(mib) << 20),
         // All of the memory is for the only model.
         (None, 1) => None,
@@ -76,10 +83,10 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
         max_model_bytes,
         ..config
     };
-    let names: Vec<String> = choices.iter().map(|choice| choice.name.clone()).collect();
+    let names: Vec<String> = entries.iter().map(|entry| entry.name.clone()).collect();
     let failure = Arc::default();
-    let offer = |choice| loading::offer(choice, max_model_bytes, &peaks, &failure);
-    let server = Server::bind(config, choices.into_iter().map(offer).collect())?;
+    let offer = |entry| loading::offer(entry, max_model_bytes, &peaks, &failure);
+    let server = Server::bind(config, entries.into_iter().map(offer).collect())?;
     let url = server.url();
     let mut told = Ok(());
     let ended = server.run(|_| told = tell_ready(args, &url, &names));

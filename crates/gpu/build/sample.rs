@@ -6,8 +6,8 @@ use crate::modules::Module;
 /// with the same integer operations everywhere; what differs by target are the products, which other formats compile for
 /// all targets. `.ci/run --full`, releases and every other list of targets have all modules.
 const SAMPLED: &[&str] = &[
-    "Q2_0", "TQ1_0", "TQ2_0", "NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS",
-    "IQ3_S",
+    "Q1_0", "Q2_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS",
+    "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
 ];
 
 /// A GPU of each vendor, an emulated GPU without matrix units, which is also the first that tests of models find, and one

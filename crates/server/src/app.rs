@@ -19,13 +19,15 @@ use crate::http::cors::Origins;
 use crate::http::error::ApiError;
 use crate::http::fields::{Fields, IGNORED};
 use crate::http::keys::Keys;
+use crate::observe::access_log::LogContent;
 use crate::observe::metrics::Metrics;
 use crate::observe::requests::Requests;
 use crate::openai::responses::store::Store;
 use crate::serving::choices::Ticket;
-use crate::serving::fleet::{Fleet, Offer};
+use crate::serving::fleet::{Asker, Fleet};
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::Served;
+use crate::serving::slot::Offer;
 use crate::serving::workers::Workers;
 
 /// The state of the server.
@@ -35,6 +37,7 @@ pub(crate) struct App {
     pub(crate) limits: Limits,
     /// Writes a line of the access log.
     pub(crate) access_log: Option<fn(&str)>,
+    pub(crate) log_content: LogContent,
     /// Sites whose pages may ask.
     pub(crate) origins: Origins,
     /// Whether the server listens on loopback only.
@@ -54,13 +57,13 @@ pub(crate) struct App {
 impl App {
     pub(crate) fn new(config: &Config, offers: Vec<Offer>) -> App {
         let metrics = Arc::new(Metrics::new());
-        let of_fleet = Arc::clone(&metrics);
-        let fleet = Fleet::new(offers, config.max_model_bytes, of_fleet, config.notice);
+        let fleet = Fleet::new(offers, config, Arc::clone(&metrics));
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         App {
             fleet: Arc::new(fleet),
             keys: RwLock::new(config.keys.clone()),
             access_log: config.access_log,
+            log_content: config.log_content,
             limits: config.limits.clone(),
             origins: config.origins.clone(),
             is_local: config.address.ip().is_loopback(),
@@ -100,13 +103,17 @@ impl App {
     /// # Errors
     /// There is no such model, it cannot be loaded, or not in time.
     pub(crate) async fn model(&self, fields: &mut Fields) -> Result<Arc<Served>, ApiError> {
-        self.model_named(fields.take::<String>("model")?.as_deref())
-            .await
+        let name: Option<String> = fields.take("model")?;
+        self.model_named(name.as_deref(), Asker::Client).await
     }
 
     /// As [`App::model`], with a name.
-    pub(crate) async fn model_named(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
-        let model = self.fleet.model(self.fleet.slot(name)?);
+    pub(crate) async fn model_named(
+        &self,
+        name: Option<&str>,
+        asker: Asker,
+    ) -> Result<Arc<Served>, ApiError> {
+        let model = self.fleet.model(self.fleet.slot(name)?, asker);
         let model = tokio::time::timeout(self.limits.max_queue_time, model);
         let late = |_| ApiError::from(Failure::NotStarted);
         self.unless_aborted(async { model.await.map_err(late)? })

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::http::cors::Origins;
 use crate::http::keys::Keys;
 use crate::http::tls::Tls;
+use crate::observe::access_log::LogContent;
 
 /// The settings of a server.
 #[derive(Debug, Clone)]
@@ -24,8 +25,12 @@ pub struct Config {
     pub limits: Limits,
     /// Bytes that the models in memory may take together.
     pub max_model_bytes: Option<u64>,
+    /// A model that nobody has used for this long leaves the memory.
+    pub idle_unload: Option<Duration>,
     /// Writes a line of JSON about each request; see [`Config::notice`] for other messages.
     pub access_log: Option<fn(&str)>,
+    /// What these lines tell of requests.
+    pub log_content: LogContent,
     /// Takes what the owner of the server should know.
     pub notice: fn(&str),
     /// How long the server waits for running requests when it is told to stop.
@@ -42,7 +47,9 @@ impl Default for Config {
             tls: None,
             limits: Limits::default(),
             max_model_bytes: None,
+            idle_unload: None,
             access_log: None,
+            log_content: LogContent::Leave,
             notice: |_| {},
             drain_timeout: Duration::from_secs(30),
         }
@@ -84,6 +91,8 @@ pub struct Limits {
     pub max_answer_time: Duration,
     /// Time for a step of a model. The server says that it hangs when one takes longer.
     pub max_step_time: Duration,
+    /// Time after which loading a model is tried again that could not be loaded.
+    pub load_retry_time: Duration,
 }
 
 impl Default for Limits {
@@ -106,6 +115,7 @@ impl Default for Limits {
             max_queue_time: Duration::from_secs(600),
             max_answer_time: Duration::from_secs(3600),
             max_step_time: Duration::from_secs(60),
+            load_retry_time: Duration::from_secs(10),
         }
     }
 }

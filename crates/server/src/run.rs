@@ -19,9 +19,9 @@ use crate::http::tls::Tls;
 use crate::openai;
 use crate::openai::generation::Generation;
 use crate::routes;
-use crate::serving::fleet::Offer;
 use crate::serving::lifecycle::Phase;
 use crate::serving::model::Served;
+use crate::serving::slot::Offer;
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
@@ -184,6 +184,8 @@ impl Server {
                 () = lifecycle.draining() => {}
             }
             lifecycle.enter(Phase::Ready);
+            let fleet = Arc::clone(&self.app.fleet);
+            tokio::spawn(async move { fleet.unload_idle().await });
             on_ready(&stopper);
             lifecycle.ended().await;
             Ok(())

@@ -48,6 +48,17 @@ pub struct ServeArgs {
         help_heading = "Model"
     )]
     pub memory: Option<u32>,
+    /// Seconds after which a model that nobody uses leaves the memory; 0: none does
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u64).range(0..=MAX_SECONDS),
+        env = "ROCMFORGE_IDLE_UNLOAD",
+        hide_env_values = true,
+        help_heading = "Model"
+    )]
+    pub idle_unload: u64,
     #[command(flatten)]
     pub load: LoadArgs,
     /// Read settings from a TOML file; flags and environment variables replace them
@@ -202,6 +213,9 @@ pub struct ServeArgs {
     /// Print a line of JSON for each request on stderr
     #[arg(long, env = "ROCMFORGE_ACCESS_LOG", hide_env_values = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
     pub access_log: bool,
+    /// Print these lines with the bodies of requests and answers
+    #[arg(long, env = "ROCMFORGE_LOG_CONTENT", hide_env_values = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
+    pub log_content: bool,
     /// Print one line of JSON when the server is ready: url and models
     #[arg(long, help_heading = "Output")]
     pub json: bool,

@@ -1,19 +1,20 @@
 //! Loads a model for the server, and replaces its backend if that is lost.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, anyhow};
 use rocmforge::ModelFile;
 use rocmforge_engine::serve::{Restart, ServeOptions, serve};
-use rocmforge_engine::{Device, Engine, EngineConfig, KvTokens};
+use rocmforge_engine::{ConfigError, Device, Engine, EngineConfig, KvTokens};
 use rocmforge_model::{Model, Purpose};
-use rocmforge_runtime::fit;
 use rocmforge_runtime::gpu::WhenIdle;
+use rocmforge_runtime::{RuntimeError, fit};
 use rocmforge_server::{Costs, LoadError, Offer, Prepared};
 use rocmforge_text::chat_template::ChatTemplate;
 
-use super::choices::Choice;
+use super::catalog::Entry;
 use crate::args::ServeArgs;
 use crate::output::note;
 use crate::peaks::Peaks;
@@ -35,12 +36,12 @@ pub fn first_error(failure: &Failure) -> Option<Error> {
 
 /// Offers a model. Several of them share `max_bytes`.
 pub fn offer(
-    choice: Choice,
+    entry: Entry,
     max_bytes: Option<u64>,
     peaks: &Arc<Option<Peaks>>,
     failure: &Failure,
 ) -> Offer {
-    let Choice {
+    let Entry {
         name,
         aliases,
         defaults,
@@ -49,7 +50,12 @@ pub fn offer(
         file,
         file_bytes,
         args,
-    } = choice;
+    } = entry;
+    // A name that no model has yet is a path.
+    let models_dir = args.load.store.models_dir.as_deref();
+    let at =
+        |path: &PathBuf| rocmforge_hub::resolve(path, models_dir).unwrap_or_else(|_| path.clone());
+    let first_file = path.as_ref().map(at);
     let first = Mutex::new(file);
     let (args, peaks, failure) = (Arc::new(args), Arc::clone(peaks), Arc::clone(failure));
     let prepare_it = move || {
@@ -80,6 +86,7 @@ pub fn offer(
         aliases,
         defaults,
         at_start,
+        file: first_file,
         file_bytes,
         prepare: Box::new(prepare_it),
     }
@@ -99,13 +106,52 @@ fn prepare(
     file: ModelFile,
     max_bytes: Option<u64>,
 ) -> Result<(Loaded, EngineConfig, Option<u64>)> {
+    let label = file.label.clone();
     let loaded = Loaded::new(purpose(&file)?, file, &args.device, &args.load)?;
     let model = &loaded.model;
     let config = resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?;
     let config = with_cache(config, args, model, max_bytes.is_none()).with_whole_texts(model);
     let fitted = max_bytes.map(|bytes| fit(model, &config, Some(bytes)));
-    let wanted = fitted.transpose()?.map(|fit| fit.wanted_bytes);
-    Ok((loaded, config, wanted))
+    let fitted = fitted.transpose().map_err(|error| match args.memory {
+        None => error.into(),
+        Some(mib) => too_little(mib, &label, error),
+    })?;
+    Ok((loaded, config, fitted.map(|fit| fit.wanted_bytes)))
+}
+
+/// Names the flag if it, and not the machine, has too little memory for a model.
+fn too_little(mib: u32, label: &str, error: RuntimeError) -> Error {
+    let RuntimeError::Config(of_config) = &error else {
+        return error.into();
+    };
+    let (free_mib, needed_mib, what) = match of_config {
+        ConfigError::NoMemory {
+            n_ctx,
+            needed_mib,
+            free_mib,
+            ..
+        } => (
+            free_mib,
+            needed_mib,
+            format!("for a context of {n_ctx} tokens"),
+        ),
+        ConfigError::NoMemoryAtAll {
+            needed_mib,
+            free_mib,
+        } => (
+            free_mib,
+            needed_mib,
+            "in addition to its weights".to_string(),
+        ),
+        ConfigError::NoMemoryForWeights {
+            needed_mib,
+            free_mib,
+        } => (free_mib, needed_mib, "for its weights".to_string()),
+        _ => return error.into(),
+    };
+    anyhow!(
+        "--memory {mib} leaves {free_mib} MiB for {label}, which needs {needed_mib} MiB {what}; use a larger --memory"
+    )
 }
 
 /// Keeps a model that wants more within `bytes`.

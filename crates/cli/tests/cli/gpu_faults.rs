@@ -13,14 +13,14 @@ use crate::program::{Run, command, finish, repository, run};
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A vendor's names: of its API, in `--device`, and of its calls.
-struct Vendor {
+pub(crate) struct Vendor {
     name: &'static str,
-    device: &'static str,
+    pub(crate) device: &'static str,
     prefix: &'static str,
     launch: &'static str,
 }
 
-const VENDORS: [Vendor; 2] = [
+pub(crate) const VENDORS: [Vendor; 2] = [
     Vendor {
         name: "HIP",
         device: "hip:0",
@@ -35,8 +35,15 @@ const VENDORS: [Vendor; 2] = [
     },
 ];
 
+impl Vendor {
+    /// The environment variable that names its driver library.
+    pub(crate) fn library(&self) -> String {
+        format!("ROCMFORGE_{}_LIBRARY", self.name)
+    }
+}
+
 /// Returns an image for the stub.
-fn image() -> Option<String> {
+pub(crate) fn image() -> Option<String> {
     let report = run(&["devices", "--json"]).json();
     let image = report["images"][0].as_str().map(str::to_string);
     if image.is_none() {
@@ -46,7 +53,7 @@ fn image() -> Option<String> {
 }
 
 /// Builds a driver library with these faults; `None`, with a message, without a C compiler.
-fn stub(vendor: &Vendor, name: &str, faults: &[&str]) -> Option<PathBuf> {
+pub(crate) fn stub(vendor: &Vendor, name: &str, faults: &[&str]) -> Option<PathBuf> {
     let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}.so", vendor.name));
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-w", &format!("-D{}", vendor.name)]);
@@ -73,7 +80,7 @@ fn generate(vendor: &Vendor, library: &Path, flags: &[&str]) -> Run {
             true => library,
             false => Path::new("/no/such/library.so"),
         };
-        command.env(format!("ROCMFORGE_{}_LIBRARY", other.name), library);
+        command.env(other.library(), library);
     }
     in_time(command)
 }
@@ -304,7 +311,7 @@ fn rejects_a_gpu_with_wrong_results() {
                 true => library.as_path(),
                 false => Path::new("/no/such/library.so"),
             };
-            bench.env(format!("ROCMFORGE_{}_LIBRARY", other.name), library);
+            bench.env(other.library(), library);
         }
         let bench = in_time(bench);
         let told = bench.stderr.matches("running on the CPU").count();
@@ -326,7 +333,7 @@ fn rejects_a_gpu_with_wrong_results() {
             "--gpu-image",
             &image,
         ]);
-        check.env(format!("ROCMFORGE_{}_LIBRARY", vendor.name), &library);
+        check.env(vendor.library(), &library);
         let check = finish(check);
         check.fails(1, "operations differ");
         let report: Value = serde_json::from_slice(&check.stdout).unwrap();

@@ -1,12 +1,15 @@
 //! `serve`: the program as a server.
 
+use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::gpu_faults::{VENDORS, image, stub};
 use crate::program::{command, repository, run};
 
 /// A server in a process of its own.
@@ -18,9 +21,15 @@ struct Served {
 
 impl Served {
     fn start(args: &[&str]) -> Served {
+        Served::start_with(args, &[])
+    }
+
+    /// [`Served::start`] with environment variables.
+    fn start_with(args: &[&str], env: &[(String, &OsStr)]) -> Served {
         let all = [&["serve", "--port", "0", "--json", "--ctx", "512"], args].concat();
         let mut command = command(&all);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.envs(env.iter().map(|(name, value)| (name, value)));
         let mut child = command.spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -198,6 +207,7 @@ fn the_models_of_a_folder_share_the_memory() {
     assert_eq!(one["choices"], two["choices"]);
     let (_, error) = served.try_post("/v1/completions", &ask("damaged.gguf"));
     assert_eq!(error["error"]["code"], "model_load_failed");
+    assert!(!error.to_string().contains(models_dir), "{error}");
     let again = served.post("/v1/completions", &ask("two.gguf"));
     assert_eq!(again["choices"], two["choices"]);
     let (code, _, stderr) = served.end("-TERM");
@@ -206,6 +216,8 @@ fn the_models_of_a_folder_share_the_memory() {
         stderr.contains("notice: one.gguf leaves the memory"),
         "{stderr}"
     );
+    let reason = format!("error: damaged.gguf is not loaded: {models_dir}");
+    assert!(stderr.contains(&reason), "{stderr}");
 
     let empty = tempfile::tempdir().unwrap();
     let models_dir = empty.path().to_str().unwrap();
@@ -219,6 +231,7 @@ fn a_file_has_the_settings() {
     let text = r#"
         port = 1
         access-log = true
+        idle-unload = 1
         max-seqs = 2
 
         [[models]]
@@ -246,6 +259,18 @@ fn a_file_has_the_settings() {
         assert_eq!(answer["model"], name);
         assert_eq!(answer["usage"]["completion_tokens"], n);
     }
+    // Both leave the memory, and come back.
+    let are_away = || {
+        std::thread::sleep(Duration::from_millis(50));
+        let models = served.get("/v1/models");
+        let mut models = models["data"].as_array().unwrap().iter();
+        models.all(|model| model["status"]["value"] == "unloaded")
+    };
+    assert!((0..600).any(|_| are_away()));
+    for name in ["mini", "second"] {
+        let body = json!({"model": name, "prompt": "Hi", "max_tokens": 1});
+        served.post("/v1/completions", &body);
+    }
     let (code, _, stderr) = served.end("-TERM");
     assert_eq!(code, Some(0));
     assert!(stderr.contains("/v1/completions"), "{stderr}");
@@ -253,6 +278,40 @@ fn a_file_has_the_settings() {
     std::fs::write(&path, "prot = 1").unwrap();
     run(&["serve", "--config", path.to_str().unwrap()]).fails(2, "prot is no setting");
     run(&["serve", "--config", "/nowhere.toml"]).fails(1, "cannot open /nowhere.toml");
+}
+
+#[test]
+fn a_device_that_hangs_is_told_after_the_time_of_the_flag() {
+    let Some(image) = image() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let hangs = dir.path().join("hangs");
+    let hang_file = format!("-DHANG_FILE=\"{}\"", hangs.display());
+    let faults = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30", &hang_file];
+    let vendor = &VENDORS[0];
+    let Some(library) = stub(vendor, "cli-hangs", &faults) else {
+        return;
+    };
+    let on = ["--device", vendor.device, "--gpu-image", &image];
+    let flags = ["--gpu-check", "never", "--no-graphs", "--step-timeout", "1"];
+    let library = (vendor.library(), library.as_os_str());
+    let served = Served::start_with(&[&on[..], &flags].concat(), &[library]);
+    let live = || served.send("GET /health/live HTTP/1.1\r\n", "").0;
+    assert_eq!(live(), 200);
+    std::fs::write(&hangs, "").unwrap();
+    let body = json!({"prompt": "Hi", "max_tokens": 2});
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| served.post("/v1/completions", &body));
+        let is_told = || {
+            std::thread::sleep(Duration::from_millis(25));
+            live() == 503
+        };
+        let is_told = (0..1200).any(|_| is_told());
+        std::fs::remove_file(&hangs).unwrap();
+        assert!(is_told);
+        answer.join().unwrap();
+    });
+    assert_eq!(live(), 200);
+    assert_eq!(served.end("-TERM").0, Some(0));
 }
 
 #[test]
@@ -388,7 +447,7 @@ fn requests_are_logged_and_keys_read_again() {
         return;
     }
     let is_read = || {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
         models(&alice) == 401
     };
     assert!((0..500).any(|_| is_read()));
@@ -418,6 +477,32 @@ fn requests_are_logged_and_keys_read_again() {
         !stderr.contains("secret-path") && !stderr.contains(&bob),
         "{stderr}"
     );
+}
+
+/// What users write is in the log only if the owner wants it there.
+#[test]
+fn contents_are_logged_on_request() {
+    let body = json!({"prompt": "My password is", "max_tokens": 3, "temperature": 0});
+    for flag in ["--access-log", "--log-content"] {
+        let served = Served::start(&[flag]);
+        let answer = served.post("/v1/completions", &body);
+        let (_, _, stderr) = served.end("-TERM");
+        let is_of_it = |line: &Value| line["route"] == "/v1/completions";
+        let mut lines = stderr
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        let line: Value = lines.find(is_of_it).expect(&stderr);
+        match flag {
+            "--access-log" => assert!(!stderr.contains("password"), "{stderr}"),
+            _ => {
+                let logged = |name: &str| -> Value {
+                    serde_json::from_str(line[name].as_str().unwrap()).unwrap()
+                };
+                assert_eq!(logged("request"), body);
+                assert_eq!(logged("answer"), answer);
+            }
+        }
+    }
 }
 
 /// SIGTERM while more requests wait than run: each of them gets its whole answer.
@@ -479,6 +564,14 @@ fn refusals_say_what_to_do() {
     run(&["serve", "--port", "0", "--host", "0.0.0.0"]).fails(1, "keys file");
     run(&["serve", "--keys", "/nowhere/keys"]).fails(1, "/nowhere/keys");
     run(&["serve", "--alias", "a", "--alias", "b"]).fails(2, "--alias");
+    let tight = |mib, ctx| {
+        let flags = [
+            "--memory", mib, "--ctx", ctx, "--device", "cpu", "--port", "0",
+        ];
+        run(&[&["serve"], &flags[..]].concat())
+    };
+    tight("1", "512").fails(1, "--memory 1 leaves 0 MiB for forge-mini");
+    tight("40", "16384").fails(1, "for a context of 16384 tokens; use a larger --memory");
     let dir = tempfile::tempdir().unwrap();
     let keys = dir.path().join("keys");
     std::fs::write(&keys, "alice:123\n").unwrap();

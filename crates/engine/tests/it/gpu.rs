@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::common::cases::{for_each_model, test_cases};
-use crate::common::device::{Passed, config, difference, generate, model};
+use crate::common::device::{Passed, config, difference, generate, model, short_model};
 use crate::common::{greedy, load as load_file, logits, models, test_gpu};
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, Request, RequestId};
-use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_gguf::GgmlType;
 use rocmforge_model::Model;
 use rocmforge_plan::Fusion;
 use rocmforge_plan::KvType;
@@ -21,12 +21,6 @@ use rocmforge_runtime::gpu::{GpuConfig, Graphs};
 
 fn engines(model: &Model, gpu: &Device) -> [Engine; 2] {
     [&Device::Cpu, gpu].map(|device| Engine::start(model, None, &config(device)).unwrap())
-}
-
-/// Returns the first two layers of a model.
-fn short_model(name: &str, ty: GgmlType) -> Model {
-    let writer = synth::model_of(name, ty, 2).unwrap().unwrap();
-    Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())).unwrap()
 }
 
 // Every architecture without experts, each in another format, and every format at least once. An F16 cache may store
@@ -83,7 +77,7 @@ test_cases! {
 fn moe_logits_match_cpu(name: &str, ty: GgmlType, bound: f64) {
     // The longer prompt has more rows than a GEMV takes.
     assert_logits(
-        &short_model(name, ty),
+        &short_model(name, ty, 2),
         &format!("{name} {ty:?}"),
         bound,
         &[1, 11],
@@ -112,7 +106,7 @@ fn generated_logprobs_match_cpu(name: &str) {
     const N_TOP: usize = 16;
     let Some(gpu) = test_gpu() else { return };
     let gpu = Device::Gpu(gpu);
-    let model = short_model(name, GgmlType::F16);
+    let model = short_model(name, GgmlType::F16, 2);
     let [mut cpu, mut gpu] = engines(&model, &gpu);
     let prompts = [4, 1, 2, 3].map(|n| synth::prompt(n, model.config.n_vocab));
     let (mut got, mut expected) = (Vec::new(), Vec::new());
@@ -169,7 +163,7 @@ test_cases! {
 
 fn batched_generation_matches_cpu(name: &str, ty: GgmlType) {
     let Some(gpu) = test_gpu() else { return };
-    let model = model(name, ty);
+    let model = short_model(name, ty, 2);
     let [mut cpu, mut gpu] = engines(&model, &Device::Gpu(gpu));
     let prompts: Vec<Vec<u32>> = [1, 30, 9, 16]
         .map(|n| synth::prompt(n, model.config.n_vocab))
@@ -194,7 +188,7 @@ test_cases! {
 fn kv_cache_type_matches_cpu(kv_type: KvType, bounds: [f64; 2]) {
     let Some(gpu) = test_gpu() else { return };
     let forge_mini = load_file(&models().join("forge-mini-Q4_K_M.gguf")).model;
-    let qwen3 = model("qwen3", GgmlType::F32);
+    let qwen3 = short_model("qwen3", GgmlType::F32, 2);
     let start = |model: &Model, graphs| {
         let gpu = Device::Gpu(GpuConfig {
             graphs,
@@ -249,14 +243,14 @@ fn logprobs(engine: &mut Engine, prompts: &[Vec<u32>], n: usize) -> Vec<(u32, u3
 
 test_cases! {
     graphs_and_launches_are_bit_identical:
-    qwen3_q8_0("qwen3", GgmlType::Q8_0),
-    qwen2moe_q4_k("qwen2moe", GgmlType::Q4_K),
+    qwen3_q8_0("qwen3", GgmlType::Q8_0, 2),
+    qwen2moe_q4_k("qwen2moe", GgmlType::Q4_K, 1),
 }
 
 /// Compares graphs with single launches, one and two steps in flight, sampled on the host and on the GPU.
-fn graphs_and_launches_are_bit_identical(name: &str, ty: GgmlType) {
+fn graphs_and_launches_are_bit_identical(name: &str, ty: GgmlType, n_layers: usize) {
     let Some(gpu) = test_gpu() else { return };
-    let model = short_model(name, ty);
+    let model = short_model(name, ty, n_layers);
     let run = |graphs, steps_in_flight| {
         let device = Device::Gpu(GpuConfig {
             graphs,
@@ -343,7 +337,7 @@ fn sampled_tokens_match_cpu() {
         (Graphs::On, 1),
         (Graphs::On, 2),
     ];
-    let model = model("llama", GgmlType::F32);
+    let model = short_model("llama", GgmlType::F32, 1);
     assert_sampled(&model, 6, &[1..2, 0..4, 2..6], &variants);
 }
 
@@ -538,7 +532,7 @@ fn checks_the_first_use_of_a_gpu_once() {
         Engine::start(model, None, &config).unwrap()
     };
     let start = |model: &Model, graphs| start_with(model, graphs, KvType::F16);
-    let llama = model("llama", GgmlType::Q4_K);
+    let llama = short_model("llama", GgmlType::Q4_K, 1);
     let engine = start(&llama, Graphs::On);
     assert_eq!(engine.backend_info().notices, [] as [String; 0]);
     assert_eq!(keys().len(), 1);
@@ -548,7 +542,8 @@ fn checks_the_first_use_of_a_gpu_once() {
     drop(start(&llama, Graphs::On));
     assert_eq!(keys().len(), 1);
     // Other formats, other cache types and unchecked graphs are checked.
-    drop(start(&model("llama", GgmlType::Q8_0), Graphs::Off));
+    let other = short_model("llama", GgmlType::Q8_0, 1);
+    drop(start(&other, Graphs::Off));
     drop(start(&llama, Graphs::Off));
     for kv_type in [KvType::Q8_0, KvType::F8E4M3] {
         drop(start_with(&llama, Graphs::Off, kv_type));
@@ -560,7 +555,7 @@ fn checks_the_first_use_of_a_gpu_once() {
 #[test]
 fn self_check_does_not_change_results() {
     let Some(gpu) = test_gpu() else { return };
-    let llama = model("llama", GgmlType::Q4_0);
+    let llama = short_model("llama", GgmlType::Q4_0, 2);
     let prompts = [synth::prompt(20, llama.config.n_vocab)];
     let run = |self_check| {
         let gpu = GpuConfig {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use crate::common::device::{Passed, config, generate};
+use crate::common::device::{Passed, config, generate, short_model};
 use crate::common::test_gpu;
 use rocmforge_engine::{Device, Engine, Event, Request};
 use rocmforge_gguf::{GgmlType, Gguf};
@@ -196,7 +196,7 @@ fn retries_results_that_a_busy_store_rejects() {
 #[test]
 fn checks_a_tuned_gpu_again() {
     let Some(gpu) = test_gpu() else { return };
-    let model = model("llama", GgmlType::Q8_0);
+    let model = short_model("llama", GgmlType::Q8_0, 1);
     let (passed, store) = (Arc::new(Passed::default()), Arc::new(Store::default()));
     let start = || {
         let checks: Arc<dyn PassedChecks> = Arc::clone(&passed) as _;

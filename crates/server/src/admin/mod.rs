@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::app::{App, Body};
 use crate::http::error::ApiError;
+use crate::serving::fleet::Asker;
 use crate::serving::model::Served;
 use control::Reloaded;
 use profile::{MAX_STEPS, MAX_TIME, Until};
@@ -134,7 +135,7 @@ async fn reload(State(app): State<Arc<App>>) -> (StatusCode, Json<Reloaded>) {
 /// `POST /models/load`
 async fn load(State(app): State<Arc<App>>, Body(mut fields): Body) -> Result<Response, ApiError> {
     let name: String = fields.need("model")?;
-    app.model_named(Some(&name)).await?;
+    app.model_named(Some(&name), Asker::Owner).await?;
     Ok(app.answer(json!({ "success": true }), &fields))
 }
 

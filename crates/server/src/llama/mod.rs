@@ -5,13 +5,15 @@ mod embeddings;
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use rocmforge_gguf::TokenId;
 use rocmforge_text::tokenizer::{EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::{App, Body};
@@ -74,16 +76,31 @@ fn health(status: &str) -> Response {
     (code, Json(json!({ "status": status }))).into_response()
 }
 
-/// `GET /props`
-pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    let model = app.model_named(None).await?;
-    let text = |id: Option<TokenId>| id.map(|id| model.tokenizer.token_text(id).into_owned());
+/// Which model's properties are asked for; without a name, the first one's.
+#[derive(Deserialize)]
+struct Wanted {
+    model: Option<String>,
+}
+
+/// `GET /props`: as of llama-server's router, what is known of a model without loading it.
+async fn props(
+    State(app): State<Arc<App>>,
+    wanted: Result<Query<Wanted>, QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Query(wanted) = wanted.map_err(|error| ApiError::bad(error.body_text()))?;
+    let slot = app.fleet.slot(wanted.model.as_deref())?;
+    let model = slot.ready();
+    let model = model.as_ref();
+    let text = |id: fn(&Tokenizer) -> Option<TokenId>| {
+        let tokenizer = &model?.tokenizer;
+        Some(tokenizer.token_text(id(tokenizer)?).into_owned())
+    };
     Ok(Json(json!({
-        "model_alias": model.name,
-        "chat_template": model.template.source(),
-        "bos_token": text(model.tokenizer.bos()),
-        "eos_token": text(model.tokenizer.eos()),
-        "default_generation_settings": { "n_ctx": model.engine.n_ctx() },
+        "model_alias": slot.name(),
+        "chat_template": model.map(|model| model.template.source()),
+        "bos_token": text(Tokenizer::bos),
+        "eos_token": text(Tokenizer::eos),
+        "default_generation_settings": { "n_ctx": model.map_or(0, |model| model.engine.n_ctx()) },
         "build_info": format!("rocmforge {}", env!("CARGO_PKG_VERSION")),
     })))
 }

@@ -15,15 +15,16 @@ use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::openai::embeddings::{Input, vectors};
-use crate::serving::fleet::Slot;
+use crate::serving::fleet::Asker;
 use crate::serving::model::Served;
+use crate::serving::slot::Slot;
 
 /// Takes the model of a request. Ollama's names may have a tag, which is `latest` here.
 pub(super) async fn named(app: &App, fields: &mut Fields) -> Result<Arc<Served>, ApiError> {
     let name: Option<String> = fields.take_any(&["model", "name"])?;
     let name = name.as_deref();
     let name = name.map(|name| name.strip_suffix(":latest").unwrap_or(name));
-    app.model_named(name).await
+    app.model_named(name, Asker::Client).await
 }
 
 /// `GET /api/version`

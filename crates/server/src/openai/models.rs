@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::http::error::ApiError;
-use crate::serving::fleet::Slot;
+use crate::serving::slot::Slot;
 
 /// `GET /v1/models`
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {

@@ -3,92 +3,44 @@
 //! One model is loaded at a time. If it does not fit beside the others, those that nobody has asked for the longest leave
 //! first; the requests of a model that leaves are finished before.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use rocmforge_engine::serve::Handle;
-use serde_json::{Map, Value};
-use tokio::sync::watch;
 
-use crate::http::error::ApiError;
+use crate::config::Config;
+use crate::http::error::{ApiError, whole_seconds};
 use crate::observe::metrics::Metrics;
-use crate::serving::model::{Model, Served, unix_seconds};
+use crate::serving::model::Served;
+use crate::serving::slot::{Failed, LoadError, Offer, Resident, Slot, State};
 
-/// Requests that wait for a model to be loaded, of each model.
-const MAX_WAITING: usize = 1024;
-/// Time after which loading a model is tried again that could not be loaded.
-const RETRY_AFTER: Duration = Duration::from_secs(10);
-
-/// Why a model cannot be loaded.
-pub type LoadError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A model that the server can load.
-pub struct Offer {
-    /// What clients call it.
-    pub name: String,
-    /// Other names for it.
-    pub aliases: Vec<String>,
-    /// Fields for requests that leave them out, such as `temperature`.
-    pub defaults: Map<String, Value>,
-    /// Whether it is loaded before the server is ready. Others are loaded when somebody asks for them.
-    pub at_start: bool,
-    /// Bytes of its file.
-    pub file_bytes: u64,
-    /// Finds out what memory it needs. It may be called again after the model was unloaded.
-    pub prepare: Box<dyn Fn() -> Result<Prepared, LoadError> + Send + Sync>,
-}
-
-/// A model that is not in memory yet, and what it needs.
-pub struct Prepared {
-    /// Bytes that it takes, if it gets as many.
-    pub bytes: u64,
-    /// Loads it into at most this many bytes.
-    pub start: Box<dyn FnOnce(u64) -> Result<Model, LoadError> + Send>,
-}
+/// Longest time between two looks for models that nobody uses.
+const MAX_LOOK_TIME: Duration = Duration::from_secs(10);
+/// Why a model is not loaded if this program has panicked.
+const OUR_FAULT: &str = "loading it failed; please report this";
 
 /// The models of a server.
 pub(crate) struct Fleet {
     slots: Vec<Arc<Slot>>,
     /// Bytes that the models in memory may take together.
     max_bytes: u64,
+    /// Time after which a model that nobody uses leaves the memory.
+    idle_time: Option<Duration>,
+    /// Time after which loading a model is tried again that could not be loaded.
+    retry_time: Duration,
     metrics: Arc<Metrics>,
     notice: fn(&str),
     /// Whose turn it is to load.
     loading: tokio::sync::Mutex<()>,
 }
 
-/// A model, in memory or not.
-pub(crate) struct Slot {
-    offer: Offer,
-    /// Since when it is offered, in seconds since 1970.
-    pub(crate) created: u64,
-    state: watch::Sender<State>,
-    n_waiting: watch::Sender<usize>,
-    last_use: Mutex<Instant>,
-}
-
-#[derive(Clone)]
-enum State {
-    Away,
-    Failed {
-        error: Arc<str>,
-        at: Instant,
-    },
-    Loading,
-    Ready(Resident),
-    /// Its last requests are being finished.
-    Leaving {
-        engine: Handle,
-        bytes: u64,
-    },
-}
-
-/// A model in memory.
-#[derive(Clone)]
-struct Resident {
-    served: Arc<Served>,
-    bytes: u64,
+/// Who asks for a model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asker {
+    Client,
+    /// Learns why a model cannot be loaded, and has it tried again at once.
+    Owner,
 }
 
 /// Whether other models may be unloaded to make room.
@@ -98,114 +50,16 @@ enum Room {
     TakeFree,
 }
 
-impl Slot {
-    pub(crate) fn name(&self) -> &str {
-        &self.offer.name
-    }
-
-    pub(crate) fn file_bytes(&self) -> u64 {
-        self.offer.file_bytes
-    }
-
-    /// Returns the model, if it is in memory.
-    pub(crate) fn ready(&self) -> Option<Arc<Served>> {
-        match &*self.state.borrow() {
-            State::Ready(resident) => Some(Arc::clone(&resident.served)),
-            _ => None,
-        }
-    }
-
-    /// Returns llama-server's word for the state of the model.
-    pub(crate) fn status(&self) -> &'static str {
-        match &*self.state.borrow() {
-            State::Ready(_) => "loaded",
-            State::Loading => "loading",
-            State::Away | State::Failed { .. } | State::Leaving { .. } => "unloaded",
-        }
-    }
-
-    /// Returns how long the step under way of its engine takes.
-    fn step_time(&self) -> Option<Duration> {
-        match &*self.state.borrow() {
-            State::Ready(resident) => resident.served.engine.step_time(),
-            State::Leaving { engine, .. } => engine.step_time(),
-            State::Away | State::Failed { .. } | State::Loading => None,
-        }
-    }
-
-    fn has_name(&self, name: &str) -> bool {
-        self.offer.name == name || self.offer.aliases.iter().any(|alias| alias == name)
-    }
-
-    fn touch(&self) {
-        *self.last_use.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    }
-
-    fn last_use(&self) -> Instant {
-        *self.last_use.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Enters the state `Loading`, unless the model is there or on its way.
-    fn begin_loading(&self) -> bool {
-        self.state.send_if_modified(|state| {
-            let is_away = matches!(state, State::Away | State::Failed { .. });
-            if is_away {
-                *state = State::Loading;
-            }
-            is_away
-        })
-    }
-
-    /// Counts a request that waits for this model.
-    ///
-    /// # Errors
-    /// Too many wait.
-    fn wait(&self) -> Result<Waiting<'_>, ApiError> {
-        self.n_waiting.send_modify(|n| *n += 1);
-        let waiting = Waiting(self);
-        match *self.n_waiting.borrow() > MAX_WAITING {
-            true => {
-                let message = "too many requests wait for this model to be loaded; try again later";
-                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, message);
-                Err(error.code("queue_full").retry_after(5))
-            }
-            false => Ok(waiting),
-        }
-    }
-}
-
-/// A request that waits for its model.
-struct Waiting<'a>(&'a Slot);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.n_waiting.send_modify(|n| *n -= 1);
-    }
-}
-
 impl Fleet {
-    /// Offers models, of which those in memory take `max_bytes` together.
-    pub(crate) fn new(
-        offers: Vec<Offer>,
-        max_bytes: Option<u64>,
-        metrics: Arc<Metrics>,
-        notice: fn(&str),
-    ) -> Fleet {
-        let created = unix_seconds();
-        let slot = |offer| {
-            Arc::new(Slot {
-                offer,
-                created,
-                state: watch::Sender::new(State::Away),
-                n_waiting: watch::Sender::new(0),
-                last_use: Mutex::new(Instant::now()),
-            })
-        };
+    pub(crate) fn new(offers: Vec<Offer>, config: &Config, metrics: Arc<Metrics>) -> Fleet {
+        let slot = |offer| Arc::new(Slot::new(offer));
         Fleet {
             slots: offers.into_iter().map(slot).collect(),
-            max_bytes: max_bytes.unwrap_or(u64::MAX),
+            max_bytes: config.max_model_bytes.unwrap_or(u64::MAX),
+            idle_time: config.idle_unload,
+            retry_time: config.limits.load_retry_time,
             metrics,
-            notice,
+            notice: config.notice,
             loading: tokio::sync::Mutex::default(),
         }
     }
@@ -255,27 +109,29 @@ impl Fleet {
     pub(crate) async fn model(
         self: &Arc<Fleet>,
         slot: &Arc<Slot>,
+        asker: Asker,
     ) -> Result<Arc<Served>, ApiError> {
         slot.touch();
+        if asker == Asker::Owner {
+            slot.forget_failure();
+        }
         if let Some(served) = slot.ready() {
             return Ok(served);
         }
         let _waiting = slot.wait()?;
         let mut states = slot.state.subscribe();
+        let mut is_tried = false;
         loop {
             let state = states.borrow_and_update().clone();
             match state {
                 State::Ready(resident) => return Ok(resident.served),
-                State::Failed { error, at } if at.elapsed() < RETRY_AFTER => {
-                    let message = format!("the model cannot be loaded: {error}");
-                    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
-                    let seconds = RETRY_AFTER.as_secs();
-                    return Err(error.code("model_load_failed").retry_after(seconds));
-                }
-                State::Away | State::Failed { .. } => {
-                    self.begin(slot, Room::Make);
-                }
+                State::Away => self.begin(slot, Room::Make),
+                State::Failed(failed) => match self.retry(slot, &failed) {
+                    Some(room) if !is_tried => self.begin(slot, room),
+                    _ => return Err(self.cannot_load(asker, &failed.reason)),
+                },
                 State::Loading | State::Leaving { .. } => {
+                    is_tried |= matches!(state, State::Loading);
                     let changed = states.changed().await;
                     changed.map_err(|_| ApiError::stopping())?;
                 }
@@ -289,15 +145,51 @@ impl Fleet {
     /// The name of one that cannot be loaded, and why.
     pub(crate) async fn load_first(self: &Arc<Fleet>) -> Result<(), (String, String)> {
         for slot in self.slots.iter().filter(|slot| slot.offer.at_start) {
-            let mut states = slot.state.subscribe();
-            self.begin(slot, Room::TakeFree);
-            let state = states.wait_for(|state| !matches!(state, State::Loading));
-            let state = state.await.map(|state| state.clone());
-            if let Ok(State::Failed { error, .. }) = state {
-                return Err((slot.name().to_string(), error.to_string()));
+            let Some(before) = slot.begin_loading() else {
+                // A client was faster.
+                let mut states = slot.state.subscribe();
+                let _ = states
+                    .wait_for(|state| !matches!(state, State::Loading))
+                    .await;
+                continue;
+            };
+            let entered = self.enter(slot, Room::TakeFree, before).await;
+            entered.map_err(|reason| (slot.name().to_string(), reason.to_string()))?;
+            if slot.ready().is_none() {
+                (self.notice)(&format!(
+                    "notice: {} does not fit beside the other models; it is loaded when it is asked for",
+                    slot.name()
+                ));
             }
         }
         Ok(())
+    }
+
+    /// Unloads models that nobody uses, as long as the server runs, if it is to.
+    pub(crate) async fn unload_idle(&self) {
+        let Some(idle_time) = self.idle_time else {
+            return;
+        };
+        let look_time = (idle_time / 8).clamp(Duration::from_millis(1), MAX_LOOK_TIME);
+        let mut looks = tokio::time::interval(look_time);
+        loop {
+            looks.tick().await;
+            let is_idle = |slot: &Slot, resident: &Resident| {
+                let stats = resident.served.engine.stats();
+                if stats.running + stats.waiting > 0 {
+                    slot.touch();
+                }
+                slot.last_use().elapsed() >= idle_time
+            };
+            let residents = self.residents().into_iter();
+            // A model is not gone as long as this list has it.
+            let idle: Vec<&Arc<Slot>> = residents
+                .filter_map(|(slot, resident)| is_idle(slot, &resident).then_some(slot))
+                .collect();
+            for slot in idle {
+                self.remove(slot).await;
+            }
+        }
     }
 
     /// Unloads a model once its requests are finished. Does not wait for a model that is being loaded.
@@ -317,40 +209,96 @@ impl Fleet {
         }
     }
 
+    /// Tells that a model cannot be loaded. The reason may name files, which are no business of clients.
+    fn cannot_load(&self, asker: Asker, reason: &str) -> ApiError {
+        let message = match asker {
+            Asker::Owner => format!("the model cannot be loaded: {reason}"),
+            Asker::Client => {
+                "the model could not be loaded; the server's log has the reason".to_string()
+            }
+        };
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        let seconds = whole_seconds(self.retry_time);
+        error.code("model_load_failed").retry_after(seconds)
+    }
+
+    /// Returns the room for another try to load a model; `None` if it is too early for one, or if others would leave again
+    /// for the same file.
+    fn retry(&self, slot: &Slot, failed: &Failed) -> Option<Room> {
+        if failed.at.elapsed() < self.retry_time {
+            return None;
+        }
+        match failed.freed {
+            Some(bytes) if slot.file_version() == failed.file => {
+                self.fits(bytes).then_some(Room::TakeFree)
+            }
+            _ => Some(Room::Make),
+        }
+    }
+
     /// Begins to load a model, unless it is there or on its way.
     fn begin(self: &Arc<Fleet>, slot: &Arc<Slot>, room: Room) {
-        if !slot.begin_loading() {
+        let Some(before) = slot.begin_loading() else {
             return;
-        }
+        };
         let (fleet, slot) = (Arc::clone(self), Arc::clone(slot));
         tokio::spawn(async move {
-            let _turn = fleet.loading.lock().await;
-            let state = match fleet.load(&slot, room).await {
-                Ok(Some(resident)) => State::Ready(resident),
-                Ok(None) => State::Away,
-                Err(error) => {
-                    (fleet.notice)(&format!("error: {} is not loaded: {error}", slot.name()));
-                    State::Failed {
-                        error: error.to_string().into(),
-                        at: Instant::now(),
-                    }
-                }
-            };
-            slot.state.send_replace(state);
+            if let Err(error) = fleet.enter(&slot, room, before).await {
+                (fleet.notice)(&format!("error: {} is not loaded: {error}", slot.name()));
+            }
         });
     }
 
-    /// Loads a model; `None` if there is no room for it.
-    async fn load(&self, slot: &Arc<Slot>, room: Room) -> Result<Option<Resident>, LoadError> {
+    /// Loads a model whose state is `Loading`. Without room for it, its state is as `before`.
+    async fn enter(&self, slot: &Arc<Slot>, room: Room, before: State) -> Result<(), Arc<str>> {
+        let _turn = self.loading.lock().await;
+        let file = slot.file_version();
+        let mut freed = match &before {
+            State::Failed(before) if before.file == file => before.freed,
+            _ => None,
+        };
+        let failed = |reason, freed| {
+            let at = Instant::now();
+            State::Failed(Failed {
+                reason,
+                at,
+                file,
+                freed,
+            })
+        };
+        let mut then = slot.then(failed(OUR_FAULT.into(), freed));
+        let loaded = self.load(slot, room, &mut freed).await;
+        then.state = match (loaded, before) {
+            (Ok(Some(resident)), _) => {
+                slot.touch();
+                State::Ready(resident)
+            }
+            (Ok(None), State::Failed(before)) => failed(before.reason, freed),
+            (Ok(None), before) => before,
+            (Err(error), _) => {
+                let reason: Arc<str> = error.to_string().into();
+                then.state = failed(Arc::clone(&reason), freed);
+                return Err(reason);
+            }
+        };
+        Ok(())
+    }
+
+    /// Loads a model; `None` if there is no room for it. Sets `freed` to the bytes that other models leave the memory for.
+    async fn load(
+        &self,
+        slot: &Arc<Slot>,
+        room: Room,
+        freed: &mut Option<u64>,
+    ) -> Result<Option<Resident>, LoadError> {
         let of_slot = Arc::clone(slot);
         let prepared = blocking(move || (of_slot.offer.prepare)()).await?;
         let bytes = prepared.bytes.min(self.max_bytes);
-        if room == Room::TakeFree && !self.fits(bytes) {
-            (self.notice)(&format!(
-                "notice: {} does not fit beside the other models; it is loaded when it is asked for",
-                slot.name()
-            ));
-            return Ok(None);
+        if !self.fits(bytes) {
+            if room == Room::TakeFree {
+                return Ok(None);
+            }
+            *freed = Some(bytes);
         }
         self.make_room(bytes).await;
         let (of_slot, metrics) = (Arc::clone(slot), self.metrics.of_model(slot.name()));
@@ -441,13 +389,13 @@ impl Fleet {
             true
         });
         let Some(served) = taken else { return false };
+        let _then = slot.then(State::Away);
         (self.notice)(&format!("notice: {} leaves the memory", slot.name()));
         let mut gone = served.gone();
         // Ending an engine waits for its step.
         let _ = tokio::task::spawn_blocking(move || drop(served)).await;
         // Fails when the last request has let go of the model.
         let _ = gone.changed().await;
-        slot.state.send_replace(State::Away);
         true
     }
 }
@@ -457,5 +405,5 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
 ) -> Result<T, LoadError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err("loading it failed; please report this".into()))
+    done.unwrap_or_else(|_| Err(OUR_FAULT.into()))
 }

@@ -7,5 +7,6 @@ pub(crate) mod identity;
 pub(crate) mod lifecycle;
 pub(crate) mod model;
 pub(crate) mod reader;
+pub(crate) mod slot;
 pub(crate) mod structured;
 pub(crate) mod workers;

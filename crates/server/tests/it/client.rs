@@ -122,6 +122,7 @@ pub(crate) fn offer(name: &str, model: Model) -> Offer {
         aliases: Vec::new(),
         defaults: Map::new(),
         at_start: true,
+        file: None,
         file_bytes: 0,
         prepare: Box::new(move || {
             let model = once.lock().unwrap().take().ok_or("it was loaded before")?;

@@ -262,6 +262,7 @@ fn a_model_that_is_loaded_does_not_hang() {
         aliases: Vec::new(),
         defaults: serde_json::Map::new(),
         at_start: false,
+        file: None,
         file_bytes: 0,
         prepare: Box::new(move || {
             let gate = Arc::clone(&of_model);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_engine::serve::ServeOptions;
 use rocmforge_model::Purpose;
@@ -38,6 +38,7 @@ fn lazy(name: &str, bytes: u64, loads: &Arc<Loads>) -> Offer {
         aliases: vec![format!("{name}-alias")],
         defaults: Map::new(),
         at_start: false,
+        file: None,
         file_bytes: 1234,
         prepare: Box::new(move || {
             let loads = Arc::clone(&loads);
@@ -112,6 +113,25 @@ fn a_model_is_loaded_when_it_is_asked_for() {
         .ok();
     assert_eq!(loads.n(), 1);
     server.post(COMPLETIONS, &ask("third")).error(404);
+}
+
+#[test]
+fn a_look_at_properties_loads_nothing() {
+    let loads = Arc::new(Loads::default());
+    let server = TestServer::start(local(), vec![lazy("a", 1, &loads), lazy("b", 1, &loads)]);
+    let props = server.get("/props").ok();
+    assert_eq!(props["model_alias"], "a");
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 0);
+    assert_eq!(props["chat_template"], Value::Null);
+    assert_eq!(server.get("/props?model=b-alias").ok()["model_alias"], "b");
+    server.get("/props?model=c").error(404);
+    assert_eq!(loads.n(), 0);
+
+    server.post("/models/load", &json!({"model": "b"})).ok();
+    let props = server.get("/props?model=b").ok();
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 16_384);
+    assert_eq!(props["eos_token"], "<|im_end|>");
+    assert_eq!(status(&server, "a"), "unloaded");
 }
 
 #[test]
@@ -217,10 +237,11 @@ fn a_model_that_cannot_be_loaded_harms_no_other() {
         aliases: Vec::new(),
         defaults: Map::new(),
         at_start: false,
+        file: None,
         file_bytes: 0,
         prepare: Box::new(move || {
             of_offer.fetch_add(1, Ordering::SeqCst);
-            Err("the file ends early".into())
+            Err("/home/of/owner.gguf: the file ends early".into())
         }),
     };
     let server = TestServer::start(local(), vec![forge_mini(small()), damaged]);
@@ -228,16 +249,90 @@ fn a_model_that_cannot_be_loaded_harms_no_other() {
         let reply = server.post(COMPLETIONS, &ask("damaged"));
         let error = reply.error(503);
         assert_eq!(error["code"], "model_load_failed");
-        assert!(
-            error["message"]
-                .as_str()
-                .unwrap()
-                .contains("the file ends early")
-        );
         assert!(reply.header("retry-after").is_some());
+        // What files there are is no business of clients.
+        assert!(!reply.text.contains("owner"), "{}", reply.text);
     }
     assert_eq!(n_tries.load(Ordering::SeqCst), 1);
+    let reply = server.post("/models/load", &json!({"model": "damaged"}));
+    let error = reply.error(503);
+    assert_eq!(error["code"], "model_load_failed");
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.contains("/home/of/owner.gguf: the file ends early"),
+        "{message}"
+    );
+    assert_eq!(n_tries.load(Ordering::SeqCst), 2);
     server.post(COMPLETIONS, &ask("forge-mini")).ok();
+}
+
+/// A damaged file makes another model leave once, not again and again.
+#[test]
+fn models_do_not_leave_twice_for_the_same_damaged_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("late.gguf");
+    std::fs::write(&file, "damaged").unwrap();
+    let (loads, n_tries) = (Arc::new(Loads::default()), Arc::new(AtomicUsize::new(0)));
+    let of_offer = Arc::clone(&n_tries);
+    let late = Offer {
+        file: Some(file.clone()),
+        prepare: Box::new(move || {
+            let n_tries = Arc::clone(&of_offer);
+            let start = Box::new(move |_| {
+                n_tries.fetch_add(1, Ordering::SeqCst);
+                Err("a tensor is damaged".into())
+            });
+            Ok(Prepared { bytes: 10, start })
+        }),
+        ..lazy("late", 10, &loads)
+    };
+    let mut config = with_bytes(15);
+    config.limits.load_retry_time = Duration::ZERO;
+    let server = TestServer::start(config, vec![lazy("good", 10, &loads), late]);
+    let try_late = || {
+        server.post(COMPLETIONS, &ask("good")).ok();
+        let error = server.post(COMPLETIONS, &ask("late")).error(503);
+        assert_eq!(error["code"], "model_load_failed");
+        (n_tries.load(Ordering::SeqCst), status(&server, "good"))
+    };
+    assert_eq!(try_late(), (1, json!("unloaded")));
+    for _ in 0..3 {
+        assert_eq!(try_late(), (1, json!("loaded")));
+    }
+    // The memory is free.
+    server
+        .post("/models/unload", &json!({"model": "good"}))
+        .ok();
+    server.post(COMPLETIONS, &ask("late")).error(503);
+    assert_eq!(n_tries.load(Ordering::SeqCst), 2);
+    assert_eq!(try_late(), (2, json!("loaded")));
+    std::fs::write(&file, "damaged again").unwrap();
+    assert_eq!(try_late(), (3, json!("unloaded")));
+    assert_eq!(try_late(), (3, json!("loaded")));
+    server
+        .post("/models/load", &json!({"model": "late"}))
+        .error(503);
+    assert_eq!(n_tries.load(Ordering::SeqCst), 4);
+    assert_eq!(status(&server, "good"), "unloaded");
+}
+
+/// The panic comes in the midst of making room, where there is no code but the server's.
+#[test]
+fn a_panic_while_loading_leaves_nothing_half_done() {
+    let loads = Arc::new(Loads::default());
+    let offers = vec![lazy("a", 10, &loads), lazy("b", 10, &loads)];
+    let config = Config {
+        notice: |text| assert!(!text.contains("leaves"), "a fault of the test"),
+        ..with_bytes(15)
+    };
+    let server = TestServer::start(config, offers);
+    server.post(COMPLETIONS, &ask("a")).ok();
+    let error = server.post(COMPLETIONS, &ask("b")).error(503);
+    assert_eq!(error["code"], "model_load_failed");
+    let states = ["a", "b"].map(|name| status(&server, name));
+    assert_eq!(states, ["unloaded", "unloaded"]);
+    server.post("/models/load", &json!({"model": "b"})).ok();
+    server.post(COMPLETIONS, &ask("b")).ok();
 }
 
 #[test]
@@ -293,6 +388,41 @@ fn the_owner_loads_and_unloads() {
         let reply = server.send(route, body.as_bytes(), &[("authorization", &key)]);
         reply.error(403);
     }
+}
+
+#[test]
+fn a_model_that_nobody_uses_leaves() {
+    let loads = Arc::new(Loads::default());
+    let idle_time = Duration::from_millis(250);
+    let config = Config {
+        idle_unload: Some(idle_time),
+        ..local()
+    };
+    let at_start = Offer {
+        at_start: true,
+        ..lazy("a", 1, &loads)
+    };
+    let server = TestServer::start(config, vec![at_start]);
+    let wait_until_it_leaves = || {
+        let leaves = || {
+            std::thread::sleep(idle_time / 4);
+            status(&server, "a") == "unloaded"
+        };
+        assert!((0..400).any(|_| leaves()));
+    };
+    wait_until_it_leaves();
+    // It comes back, and stays as long as it answers.
+    let long = json!({"model": "a", "prompt": "Once", "max_tokens": 15_000, "ignore_eos": true, "stream": true});
+    let began = Instant::now();
+    let mut lines = server.lines(COMPLETIONS, &long, &[]);
+    while began.elapsed() < 6 * idle_time {
+        assert!(lines.next().is_some());
+    }
+    assert_eq!(status(&server, "a"), "loaded");
+    drop(lines);
+    wait_until_it_leaves();
+    server.post(COMPLETIONS, &ask("a")).ok();
+    assert_eq!(loads.n(), 3);
 }
 
 #[test]

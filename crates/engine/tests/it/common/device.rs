@@ -10,7 +10,7 @@ use rocmforge_cpu::Isa;
 use rocmforge_engine::{
     Device, Engine, EngineConfig, Event, KvTokens, PrefixSharing, Request, RequestId,
 };
-use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_gguf::{GgmlType, Gguf, Writer};
 use rocmforge_model::Model;
 use rocmforge_runtime::check::PassedChecks;
 
@@ -45,7 +45,15 @@ impl PassedChecks for Passed {
 }
 
 pub(crate) fn model(name: &str, ty: GgmlType) -> Model {
-    let writer = synth::model(name, ty).unwrap().unwrap();
+    loaded(synth::model(name, ty).unwrap().unwrap())
+}
+
+/// Returns the first layers of a model, for tests of what layers have no part in.
+pub(crate) fn short_model(name: &str, ty: GgmlType, n_layers: usize) -> Model {
+    loaded(synth::model_of(name, ty, n_layers).unwrap().unwrap())
+}
+
+fn loaded(writer: Writer) -> Model {
     Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())).unwrap()
 }
 

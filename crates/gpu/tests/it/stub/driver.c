@@ -2,14 +2,16 @@
 // -DINIT_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n -DGOOD_SYNCS=n (the
 // first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of launches), -DWITHOUT_GRAPHS;
 // -DFAULT_LAUNCHES=n (the launch after so many faults while it runs: calls queue on, nothing comes back any more, and
-// waiting says 719); -DLATE_COPIES (nothing comes back before it is waited for); -DFREE_BYTES=n of 4 times as many;
-// -DVERSION=n; -DONLY_OVERLAPPING or -DONLY_PLAIN: it has CUDA's launches that overlap, and takes none of the other kind.
+// waiting says 719); -DHANG_FILE=path (no event comes while there is this file);
+// -DLATE_COPIES (nothing comes back before it is waited for); -DFREE_BYTES=n of 4 times as many; -DVERSION=n;
+// -DONLY_OVERLAPPING or -DONLY_PLAIN: it has CUDA's launches that overlap, and takes none of the other kind.
 // Its only kernel is `add` of elementwise.hip; with -DANY_KERNEL there are all, which do nothing, but for the first and
 // the last of a step: each row chooses token 300.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifdef HIP
 #define NAME(hip, cuda) hip
@@ -67,6 +69,11 @@ static int n_runs;
 #else
 #define FAULTED 0
 #define RUNS (void)0
+#endif
+#ifdef HANG_FILE
+#define HANGS (!access(HANG_FILE, F_OK))
+#else
+#define HANGS 0
 #endif
 static char object;
 static void deliver(void) {
@@ -246,6 +253,7 @@ int NAME(hipEventRecord, cuEventRecord)(handle event, handle stream) {
 }
 int NAME(hipEventQuery, cuEventQuery)(handle event) {
     if (FAULTED) return 719;
+    if (HANGS) return 600;
 #ifdef ANY_KERNEL
     return 0;
 #endif
@@ -254,6 +262,7 @@ int NAME(hipEventQuery, cuEventQuery)(handle event) {
 int NAME(hipEventSynchronize, cuEventSynchronize)(handle event) {
     if (event != &object) return 400;
     if (FAULTED) return 719;
+    while (HANGS) usleep(1000);
     deliver();
     return EVENT_SYNC_CODE && n_event_syncs++ >= GOOD_EVENT_SYNCS ? EVENT_SYNC_CODE : 0;
 }

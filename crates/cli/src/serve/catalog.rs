@@ -18,7 +18,7 @@ use crate::model_file;
 const BUILT_IN: &str = "forge-mini";
 
 /// A model to offer.
-pub struct Choice {
+pub struct Entry {
     /// What clients call it.
     pub name: String,
     pub aliases: Vec<String>,
@@ -34,51 +34,51 @@ pub struct Choice {
 }
 
 /// Returns the models to offer. Files of those that are loaded at the start are opened.
-pub fn of(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result<Vec<Choice>> {
+pub fn of(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result<Vec<Entry>> {
     if !args.alias.is_empty() && args.alias.len() != args.model.len().max(1) {
         return Err(usage("--alias: give one name for each --model"));
     }
-    let mut choices = Vec::new();
+    let mut entries = Vec::new();
     if !args.model.is_empty() {
         for (at, path) in args.model.iter().enumerate() {
             let name = args.alias.get(at).cloned();
-            choices.push(opened(args.clone(), Some(path.clone()), name)?);
+            entries.push(opened(args.clone(), Some(path.clone()), name)?);
         }
     } else if let Some((settings, given)) = settings {
         for model in &settings.models {
             let path = model.file.as_deref().map(|file| settings.model_path(file));
             let args = settings.applied_to(model, given)?;
             let name = model.name.clone();
-            let choice = match (model.at_start, path) {
+            let entry = match (model.at_start, path) {
                 (true, path) => opened(args, path, name)?,
                 (false, None) => opened(args, None, name)?,
                 (false, Some(path)) => unopened(args, path, name),
             };
-            choices.push(Choice {
+            entries.push(Entry {
                 aliases: model.aliases.clone(),
                 defaults: model.defaults.clone(),
                 at_start: model.at_start,
-                ..choice
+                ..entry
             });
         }
     }
     if args.all_models {
-        add_folder(args, &mut choices)?;
+        add_folder(args, &mut entries)?;
     }
-    if choices.is_empty() {
-        choices.push(opened(args.clone(), None, args.alias.first().cloned())?);
+    if entries.is_empty() {
+        entries.push(opened(args.clone(), None, args.alias.first().cloned())?);
     }
-    Ok(choices)
+    Ok(entries)
 }
 
-fn opened(args: ServeArgs, path: Option<PathBuf>, name: Option<String>) -> Result<Choice> {
+fn opened(args: ServeArgs, path: Option<PathBuf>, name: Option<String>) -> Result<Entry> {
     let file = model_file::open(path.as_ref(), &args.load)?;
     let label = &file.label;
     let usual = match path {
         None => BUILT_IN,
         Some(_) => label.strip_suffix(".gguf").unwrap_or(label),
     };
-    Ok(Choice {
+    Ok(Entry {
         name: name.unwrap_or_else(|| usual.to_string()),
         aliases: Vec::new(),
         defaults: Map::new(),
@@ -95,9 +95,9 @@ fn opened(args: ServeArgs, path: Option<PathBuf>, name: Option<String>) -> Resul
     })
 }
 
-fn unopened(args: ServeArgs, path: PathBuf, name: Option<String>) -> Choice {
+fn unopened(args: ServeArgs, path: PathBuf, name: Option<String>) -> Entry {
     let stem = path.file_stem().unwrap_or(path.as_os_str());
-    Choice {
+    Entry {
         name: name.unwrap_or_else(|| stem.to_string_lossy().into_owned()),
         aliases: Vec::new(),
         defaults: Map::new(),
@@ -110,23 +110,23 @@ fn unopened(args: ServeArgs, path: PathBuf, name: Option<String>) -> Choice {
 }
 
 /// Adds the models of the models folder that are not offered yet.
-fn add_folder(args: &ServeArgs, choices: &mut Vec<Choice>) -> Result<()> {
+fn add_folder(args: &ServeArgs, entries: &mut Vec<Entry>) -> Result<()> {
     let folder = ModelsFolder::open(args.load.store.models_dir.as_deref())?;
     let listing = folder.list()?;
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let paths = choices.iter().filter_map(|choice| choice.path.as_deref());
+    let paths = entries.iter().filter_map(|entry| entry.path.as_deref());
     let offered: HashSet<PathBuf> = paths.map(real).collect();
     let is_new =
         |model: &LocalModel| model.n_missing == 0 && !offered.contains(&real(&model.files[0].path));
     let models = listing.models.iter().zip(listing.names());
     for (model, name) in models.filter(|(model, _)| is_new(model)) {
         let path = model.files[0].path.clone();
-        choices.push(Choice {
+        entries.push(Entry {
             file_bytes: model.files.iter().map(|file| file.bytes).sum(),
             ..unopened(args.clone(), path, Some(name.into_owned()))
         });
     }
-    match choices.is_empty() {
+    match entries.is_empty() {
         true => Err(usage(format!(
             "--all-models: {} has no models; download one with rocmforge pull, or name another folder with --models-dir",
             folder.root().display()
