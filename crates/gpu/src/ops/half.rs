@@ -315,7 +315,8 @@ fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
         return Ok(parts);
     }
     let counters = counter_bytes(gpu);
-    let n_parts = 2 * MAX_BLOCKS * gpu.n_compute_units() as usize;
+    // Two for each block. Where a processor runs two blocks, their tiles are at most half as large.
+    let n_parts = 2 * gpu.n_compute_units() as usize;
     let parts = gpu.alloc::<u8>(counters + n_parts * MAX_SUMS * size_of::<f32>())?;
     gpu.fill_bytes(parts.as_slice::<u8>().part(0..counters), 0)?;
     let parts = Arc::new(parts);
