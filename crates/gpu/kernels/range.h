@@ -14,8 +14,8 @@ struct Range {
     // The bits of the largest |scale|, or |minimum| * 2^-24, as an f32 number.
     u64 largest;
 
-    // Takes the scales of a chunk, which is at place `at` of its block, into account. Called by all lanes of a wave; those
-    // with nothing to add are not `valid`.
+    // Takes the scales of a chunk, which is at place `at` of its block, into account. Called by all lanes of a wave;
+    // those with nothing to add are not `valid`.
     template <typename T> DEV_MEMBER void add(const T& t, u32 at, bool valid) {
         u32 most = 0;
 #pragma unroll

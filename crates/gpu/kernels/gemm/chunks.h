@@ -1,7 +1,8 @@
-// Chunks of weights on their way to the threads that multiply them: each thread copies its own to shared memory, several
-// rounds ahead, and waits for no other thread (PTX ISA, 9.7.9.25.3). In registers, loads of several rounds would wait for
-// one another.
+// Chunks of weights on their way to the threads that multiply them: each thread copies its own to shared memory,
+// several rounds ahead, and waits for no other thread (PTX ISA, 9.7.9.25.3). In registers, loads of several rounds
+// would wait for one another.
 #pragma once
+#include "gemm/wgmma.h"
 #include "quant.h"
 
 // Two chunks of format F for each of THREADS threads and DEPTH rounds.

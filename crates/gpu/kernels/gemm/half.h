@@ -5,13 +5,13 @@
 // q of four has its own chunk of 32 weights, so that it needs the scales of one chunk. The order of k that follows from
 // this is that of x. The weights of DEPTH rounds are under way.
 //
-// Tiles that do not fill the device are divided: blocks take equal numbers of rounds, of one tile or of parts of two, and
-// write their sums to device memory. The last block of a tile adds them in the order of k.
+// Tiles that do not fill the device are divided: blocks take equal numbers of rounds, of one tile or of parts of two,
+// and write their sums to device memory. The last block of a tile adds them in the order of k.
 //
 // Shared memory: STEPS * ROWS * 128 bytes for x; for each round, about 20 KB of weights.
 #pragma once
-#include "gemm/ring.h"
 #include "gemm/chunks.h"
+#include "gemm/ring.h"
 #include "jobs.h"
 #include "range.h"
 
@@ -29,8 +29,8 @@ struct HalfParams {
     // [n_in / 64, n_octets], 1,024 bytes each, and what to multiply the sums of each row with.
     const u8* x;
     const float* factors;
-    // Sums of divided tiles, two for each block, and for each of these tiles the number of parts that are done: zero before
-    // and after the launch.
+    // Sums of divided tiles, two for each block, and for each of these tiles the number of parts that are done: zero
+    // before and after the launch.
     float* parts;
     u64* counters;
     u32 n_rows;
@@ -112,9 +112,7 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
     }
 
     // The first output of a thread.
-    DEV_MEMBER static u32 first_out(u32 out_tile) {
-        return out_tile * OUTS + wave() * 16 + lane() / 4;
-    }
+    DEV_MEMBER static u32 first_out(u32 out_tile) { return out_tile * OUTS + wave() * 16 + lane() / 4; }
 
     // A tile's product, and its place in it.
     struct Place {

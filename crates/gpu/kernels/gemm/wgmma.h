@@ -40,7 +40,7 @@ DEV u64 descriptor(const void* b) {
 #define SIXTEEN(I) EIGHT(I), EIGHT(I + 8)
 #define FOUR_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 #define MAC(N, REGISTERS, A, B, ...)                                                                                   \
-    DEV void mac(float (&c)[N / 2], const u32 (&a)[4], const void* b) {                                                \
+    DEV void mac(float(&c)[N / 2], const u32(&a)[4], const void* b) {                                                  \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGISTERS "}, {" A "}, " B             \
                      ", 1, 1, 1, 0;"                                                                                   \
                      : __VA_ARGS__                                                                                     \
@@ -52,8 +52,8 @@ MAC(64, TEN("") TEN("1") TEN("2") "%30, %31", "%32, %33, %34, %35", "%36", SIXTE
 MAC(128, TEN("") TEN("1") TEN("2") TEN("3") TEN("4") TEN("5") "%60, %61, %62, %63", "%64, %65, %66, %67", "%68",
     SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48))
 MAC(256,
-    TEN("") TEN("1") TEN("2") TEN("3") TEN("4") TEN("5") TEN("6") TEN("7") TEN("8") TEN("9") TEN("10") TEN("11")
-    "%120, %121, %122, %123, %124, %125, %126, %127",
+    TEN("") TEN("1") TEN("2") TEN("3") TEN("4") TEN("5") TEN("6") TEN("7") TEN("8") TEN("9") TEN("10")
+        TEN("11") "%120, %121, %122, %123, %124, %125, %126, %127",
     "%128, %129, %130, %131", "%132", SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48), SIXTEEN(64), SIXTEEN(80),
     SIXTEEN(96), SIXTEEN(112))
 #undef MAC

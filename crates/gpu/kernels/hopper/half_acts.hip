@@ -1,5 +1,5 @@
-// Activations as GEMM with f16 takes them (gemm/half.h): int8 codes with scales -> f16 numbers in the order of B of wgmma
-// (gemm/wgmma.h), [n_in / 64, n_octets, 4, 2, 8] pieces of 16 bytes, with zeros past n_in and past n_rows.
+// Activations as GEMM with f16 takes them (gemm/half.h): int8 codes with scales -> f16 numbers in the order of B of
+// wgmma (gemm/wgmma.h), [n_in / 64, n_octets, 4, 2, 8] pieces of 16 bytes, with zeros past n_in and past n_rows.
 //
 // Of 128 values of k, lane q of a group of four multiplies 32 q .. 32 q + 31, in 8 products of 16 values. In product s
 // it has values 32 q + 4 s .. + 3: the first and the third belong to the first half of k, the others to the second.

@@ -9,12 +9,12 @@
 #endif
 #define HALF(NAME, ...)                                                                                                \
     using NAME##_loop = Half<FORMAT, __VA_ARGS__>;                                                                     \
-    EXPORT_U32(NAME##_tile_rows, NAME##_loop::ROWS)                                                                         \
-    EXPORT_U32(NAME##_tile_outs, NAME##_loop::OUTS)                                                                         \
-    EXPORT_U32(NAME##_tile_threads, NAME##_loop::THREADS)                                                                   \
-    EXPORT_U32(NAME##_tile_shared, NAME##_loop::SHARED_BYTES)                                                               \
-    EXPORT_U32(NAME##_tile_blocks, NAME##_loop::BLOCKS)                                                                     \
-    EXPORT_U32(NAME##_tile_round, NAME##_loop::ROUND)                                                                       \
+    EXPORT_U32(NAME##_tile_rows, NAME##_loop::ROWS)                                                                    \
+    EXPORT_U32(NAME##_tile_outs, NAME##_loop::OUTS)                                                                    \
+    EXPORT_U32(NAME##_tile_threads, NAME##_loop::THREADS)                                                              \
+    EXPORT_U32(NAME##_tile_shared, NAME##_loop::SHARED_BYTES)                                                          \
+    EXPORT_U32(NAME##_tile_blocks, NAME##_loop::BLOCKS)                                                                \
+    EXPORT_U32(NAME##_tile_round, NAME##_loop::ROUND)                                                                  \
     HALF_KERNEL(NAME) {                                                                                                \
         DYNAMIC_SHARED(u8, shared);                                                                                    \
         NAME##_loop(p, shared).run();                                                                                  \
