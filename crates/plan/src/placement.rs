@@ -90,6 +90,7 @@ impl Placement {
         let mut acts: Vec<Option<Side>> = vec![None; plan.acts.len()];
         let mut routings: Vec<Option<Side>> = vec![None; plan.n_routings];
         let mut layers: Vec<Option<Side>> = vec![None; plan.kv.len()];
+        let mut states: Vec<Option<Side>> = vec![None; plan.states.len()];
         let mut n_own = [0, 0];
         let mut segments: Vec<Segment> = Vec::new();
         let mut exporters = BTreeSet::new();
@@ -132,6 +133,10 @@ impl Placement {
             if let Some(layer) = op.kv_layer() {
                 assert!(stays(layers[layer]), "operation {at} has its cache");
                 layers[layer] = Some(side);
+            }
+            if let Some(state) = op.state() {
+                assert!(stays(states[state]), "operation {at} has its state");
+                states[state] = Some(side);
             }
             for written in op.writes() {
                 buffers[written.0 as usize] = Some(Home {
