@@ -250,7 +250,7 @@ impl Row {
         if let Some(recurrent) = &self.recurrent {
             model.recurrent_facts(recurrent);
             let layers = 0..model.n_layers + self.n_nextn;
-            let n_kv = layers.map(|layer| match self.is_recurrent(layer) {
+            let n_kv = layers.map(|layer| match self.is_recurrent(layer, model.n_layers) {
                 true => 0,
                 false => n_kv_heads as i32,
             });
@@ -325,9 +325,10 @@ impl Row {
         Ok(())
     }
 
-    fn is_recurrent(&self, layer: usize) -> bool {
-        let is_predicting = self.n_nextn > 0 && layer >= self.n_layers;
-        !is_predicting && { self.recurrent }.is_some_and(|recurrent| recurrent.is_in(layer))
+    /// Returns whether a layer keeps a state, in a model of `n_layers` layers and some that predict further tokens.
+    fn is_recurrent(&self, layer: usize, n_layers: usize) -> bool {
+        let is_in = |recurrent: Recurrent| recurrent.is_in(layer);
+        layer < n_layers && self.recurrent.is_some_and(is_in)
     }
 
     fn has_window(&self, layer: usize) -> bool {
@@ -362,7 +363,7 @@ impl Row {
         if let Some(latent) = &self.latent {
             return model.latent_attention(latent, tensor, n_embd);
         }
-        let is_recurrent = self.is_recurrent(layer) && layer < model.n_layers;
+        let is_recurrent = self.is_recurrent(layer, model.n_layers);
         if let Some(recurrent) = self.recurrent.filter(|_| is_recurrent) {
             return model.recurrent_layer(&recurrent, tensor, n_embd);
         }
