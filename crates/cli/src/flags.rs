@@ -110,7 +110,7 @@ pub fn of(error: &Error) -> Option<&'static str> {
 fn config_flags(error: &ConfigError) -> Option<&'static str> {
     match error {
         ConfigError::TooManySinks { .. } => Some("--ctx, --context-sinks"),
-        ConfigError::FixedPositions => Some("--context-policy"),
+        ConfigError::FixedPositions | ConfigError::FixedStates => Some("--context-policy"),
         ConfigError::TooFewPositions { .. } | ConfigError::NoMemory { .. } => Some("--ctx"),
         ConfigError::KvTypeHeadDim { .. } => Some("--kv-type"),
         ConfigError::GpuKvType { .. } => Some("--kv-type f16"),

@@ -34,9 +34,9 @@ pub use isa::Isa;
 pub use kv_slice::{HeadCode, KvLayout, KvSlice, KvSliceMut};
 pub use matmul::{Gate, Product, get_rows, is_fast, matmul, matmul_all, matmul_gated};
 pub use ops::{
-    LayerNormParams, Rotation, activate, add, add_gated, argmax, gated_activation, join_heads,
-    kv_append, kv_copy, kv_read, layer_norm, log_sum_exp, match_length, mix, rms_norm,
-    rms_norm_acts, rope, scale, soft_cap, sparsify,
+    Conv, LayerNormParams, Rotation, StateSeq, activate, add, add_gated, argmax, causal_conv,
+    gated_activation, join_heads, kv_append, kv_copy, kv_read, layer_norm, linear_attention,
+    log_sum_exp, match_length, mix, rms_norm, rms_norm_acts, rope, scale, soft_cap, sparsify,
 };
 pub use pool::{MAX_THREADS, MatrixMut, Pool, Tile, default_threads};
 pub use roofline::{Gauge, measure_roofline};

@@ -57,6 +57,7 @@ impl Backend for Nothing {
             device: "nothing".into(),
             slow_ops: Vec::new(),
             kv_bytes: 0,
+            state_bytes: 0,
             device_memory: None,
             graphs: false,
             n_tuned: 0,
@@ -80,7 +81,7 @@ fn engine(n_seqs: usize, tokenizer: &Arc<Tokenizer>) -> Engine {
         step_target: None,
         prefix_sharing: PrefixSharing::On,
         context_policy: ContextPolicy::Stop,
-        can_shift: true,
+        fixed_by: None,
         output: Output::Logits,
         whole_sequences: false,
     };
@@ -89,6 +90,7 @@ fn engine(n_seqs: usize, tokenizer: &Arc<Tokenizer>) -> Engine {
         resolved: Resolved {
             limits,
             n_blocks: n_seqs * (N_CTX / PAGE),
+            n_slots: 0,
         },
         steps_in_flight: 2,
     };

@@ -98,11 +98,15 @@ impl Engine {
         n_vocab: usize,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> Engine {
-        let Resolved { limits, n_blocks } = started.resolved;
+        let Resolved {
+            limits,
+            n_blocks,
+            n_slots,
+        } = started.resolved;
         Engine::new(
             started.executor,
             limits,
-            BlockPool::new(n_blocks, page),
+            (BlockPool::new(n_blocks, page), n_slots),
             started.steps_in_flight,
             n_vocab,
             tokenizer,
@@ -125,7 +129,7 @@ impl Engine {
     pub(crate) fn new(
         executor: Executor,
         limits: Limits,
-        pool: BlockPool,
+        (pool, n_slots): (BlockPool, usize),
         steps_in_flight: usize,
         n_vocab: usize,
         tokenizer: Option<Arc<Tokenizer>>,
@@ -136,7 +140,7 @@ impl Engine {
         );
         Engine {
             executor,
-            scheduler: Scheduler::new(limits, pool),
+            scheduler: Scheduler::new(limits, pool, n_slots),
             intake: Arc::new(Intake::new(limits, n_vocab, tokenizer)),
             masks: Masks::new(n_vocab),
             in_flight: VecDeque::new(),

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::{ConfigError, EngineError, RequestError};
+use crate::error::{EngineError, RequestError};
 use crate::request::{PromptOutput, Request, RequestId};
 use crate::sequence::Sequence;
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Breakers, SamplingParams};
-use rocmforge_runtime::{ContextPolicy, Limits, Output};
+use rocmforge_runtime::{ContextPolicy, Limits, Output, check_shift};
 use rocmforge_text::TextStream;
 use rocmforge_text::tokenizer::{Detokenizer, LeadingSpace, Tokenizer};
 
@@ -128,8 +128,8 @@ impl Intake {
         }
         let policy = self.context_policy(request);
         policy.check(n_ctx)?;
-        if policy != ContextPolicy::Stop && !self.limits.can_shift {
-            return Err(ConfigError::FixedPositions.into());
+        if policy != ContextPolicy::Stop {
+            check_shift(self.limits.fixed_by)?;
         }
         let biased = request.sampling.logit_bias.iter().map(|(id, _)| id);
         let ids = request.prompt.iter().chain(&request.stop_ids).chain(biased);

@@ -7,7 +7,7 @@ use crate::kv_cache::BlockPool;
 use crate::request::{PromptOutput, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{
-    Batch, BatchSeq, InputToken, RowOutput, Sampled, StepOutput, TokenMask, Want,
+    Batch, BatchSeq, InputToken, RowOutput, Sampled, StateStart, StepOutput, TokenMask, Want,
 };
 use rocmforge_plan::{Constraint, ConstraintError, KvShift, Progress};
 use rocmforge_runtime::gpu::Offload;
@@ -93,7 +93,7 @@ pub(crate) fn score(state: u64, target: TokenId) -> f32 {
 }
 
 /// The content of a slot.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Entry {
     state: u64,
     position: usize,
@@ -109,6 +109,8 @@ const GARBAGE: Entry = Entry {
 pub(crate) struct Recorder {
     page: usize,
     slots: Vec<Option<Entry>>,
+    /// In place of states of recurrent layers: that of the last token.
+    recurrent: Vec<Option<Entry>>,
     last: Vec<Option<TokenId>>,
     before: Before,
     /// Whether the last step failed.
@@ -129,6 +131,7 @@ impl Recorder {
         };
         let tokens: Vec<TokenId> = batch.tokens.iter().map(resolve).collect();
         let mut made = vec![0; tokens.len()];
+        batch.seqs.iter().for_each(|seq| self.check_start(seq));
         for seq in &batch.seqs {
             for row in seq.first_row..seq.first_row + seq.n_rows {
                 let position = seq.first_pos + row - seq.first_row;
@@ -145,7 +148,18 @@ impl Recorder {
                     .collect();
                 made[row] = computed(&before, tokens[row]);
                 let state = made[row];
-                self.slots[slot(position)] = Some(Entry { state, position });
+                let entry = Entry { state, position };
+                self.slots[slot(position)] = Some(entry);
+                let n_rows = row + 1 - seq.first_row;
+                let states = seq.state.iter();
+                let kept = states.clone().flat_map(|state| &state.kept);
+                let kept = kept.filter(|kept| kept.n_rows == n_rows);
+                let own = states
+                    .map(|state| state.slot)
+                    .filter(|_| n_rows == seq.n_rows);
+                for slot in kept.map(|kept| kept.slot).chain(own) {
+                    self.recurrent[slot as usize] = Some(entry);
+                }
             }
         }
         let wanted = batch.logits.iter();
@@ -164,6 +178,24 @@ impl Recorder {
             step: batch.step,
             rows,
         }
+    }
+
+    /// Checks that a sequence begins from the state after the tokens before.
+    fn check_start(&self, seq: &BatchSeq) {
+        let Some(state) = &seq.state else {
+            assert!(self.recurrent.is_empty(), "a sequence without a state");
+            return;
+        };
+        let before = seq.first_pos.checked_sub(1).map(|last| {
+            let page = self.page;
+            let slot = seq.block_table[last / page] as usize * page + last % page;
+            self.slots[slot].expect("written before")
+        });
+        let found = match state.start {
+            StateStart::Empty => None,
+            StateStart::Slot(slot) => self.recurrent[slot as usize],
+        };
+        assert_eq!(found, before, "the state after {} tokens", seq.first_pos);
     }
 
     /// Returns whether a step reads no token of an earlier one.
@@ -228,6 +260,12 @@ impl Backend for Recorder {
             for &slot in &batch.slots {
                 self.slots[slot as usize] = Some(GARBAGE);
             }
+            for state in batch.seqs.iter().filter_map(|seq| seq.state.as_ref()) {
+                let kept = state.kept.iter().map(|kept| kept.slot);
+                for slot in kept.chain([state.slot]) {
+                    self.recurrent[slot as usize] = Some(GARBAGE);
+                }
+            }
         }
         reply(computed.map(|done| {
             done.unwrap_or_else(|| StepOutput {
@@ -255,6 +293,7 @@ fn info(device: &str) -> BackendInfo {
         device: device.into(),
         slow_ops: Vec::new(),
         kv_bytes: 0,
+        state_bytes: 0,
         device_memory: None,
         graphs: false,
         n_tuned: 0,
@@ -265,10 +304,15 @@ fn info(device: &str) -> BackendInfo {
 }
 
 impl Recorder {
-    pub(crate) fn new(n_blocks: usize, page: usize, before: Before) -> Recorder {
+    pub(crate) fn new(
+        (n_blocks, page): (usize, usize),
+        n_slots: usize,
+        before: Before,
+    ) -> Recorder {
         Recorder {
             page,
             slots: vec![None; n_blocks * page],
+            recurrent: vec![None; n_slots],
             last: Vec::new(),
             before,
             has_failed: false,
@@ -281,6 +325,8 @@ impl Recorder {
 pub(crate) struct Sizes {
     pub(crate) limits: Limits,
     pub(crate) n_blocks: usize,
+    /// Slots for states of sequences; 0 for a model without.
+    pub(crate) n_slots: usize,
     pub(crate) page: usize,
     pub(crate) steps_in_flight: usize,
 }
@@ -296,20 +342,21 @@ impl Sizes {
             step_target: None,
             prefix_sharing: PrefixSharing::On,
             context_policy: ContextPolicy::Stop,
-            can_shift: true,
+            fixed_by: None,
             output: Output::Logits,
             whole_sequences: false,
         };
         Sizes {
             limits,
             n_blocks: 8 * max_seqs,
+            n_slots: 0,
             page: 4,
             steps_in_flight: 2,
         }
     }
 
     pub(crate) fn executor(&self, before: Before) -> Executor {
-        let recorder = Recorder::new(self.n_blocks, self.page, before);
+        let recorder = Recorder::new((self.n_blocks, self.page), self.n_slots, before);
         Executor::start(self.steps_in_flight, move || Ok((recorder, ())))
             .unwrap()
             .0
@@ -319,7 +366,7 @@ impl Sizes {
         Engine::new(
             self.executor(before),
             self.limits,
-            BlockPool::new(self.n_blocks, self.page),
+            (BlockPool::new(self.n_blocks, self.page), self.n_slots),
             self.steps_in_flight,
             N_VOCAB as usize,
             None,

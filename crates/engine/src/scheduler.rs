@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use crate::context;
 use crate::event::Failure;
-use crate::kv_cache::{BlockPool, BlockTable, ContextShifts, KvUsage};
+use crate::kv_cache::{BlockPool, BlockTable, ContextShifts, KvUsage, StateTable};
 use crate::progress::RequestState;
 use crate::request::RequestId;
 use crate::sequence::{Sequence, Turn};
@@ -40,6 +40,8 @@ use step::{Prefill, Step};
 pub(crate) struct Scheduler {
     limits: Limits,
     pool: BlockPool,
+    /// Slots for states of sequences; `None` if the model keeps none.
+    slots: Option<BlockPool>,
     sequences: Sequences,
     waiting: Queue,
     /// By turn.
@@ -59,10 +61,12 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    pub(crate) fn new(limits: Limits, pool: BlockPool) -> Scheduler {
+    pub(crate) fn new(limits: Limits, pool: BlockPool, n_slots: usize) -> Scheduler {
         Scheduler {
             limits,
             pool,
+            // A page of one token: a slot holds one state.
+            slots: (n_slots > 0).then(|| BlockPool::new(n_slots, 1)),
             sequences: Sequences::default(),
             waiting: Queue::default(),
             running: Vec::new(),
@@ -156,12 +160,17 @@ impl Scheduler {
         sequence
             .table
             .index_full_blocks(&mut self.pool, &sequence.tokens[..n_known]);
+        self.settle_states(slot);
         self.take_out(slot)
     }
 
     /// Ends a sequence whose results are wrong. No request finds its blocks again, nor those that it shared.
     pub(crate) fn discard(&mut self, slot: Slot) -> Sequence {
         self.sequences[slot].table.forget_content(&mut self.pool);
+        // Its snapshots, too; which ones they are is not known any more.
+        if let Some(slots) = &mut self.slots {
+            slots.forget_all_content();
+        }
         self.take_out(slot)
     }
 
@@ -186,7 +195,19 @@ impl Scheduler {
             self.left_queue += Queued::by(&sequence);
         }
         sequence.table.release(&mut self.pool);
+        if let Some(slots) = &mut self.slots {
+            sequence.states.release(slots);
+        }
         sequence
+    }
+
+    /// Lets other sequences find the snapshots that a sequence has made.
+    fn settle_states(&mut self, slot: Slot) {
+        let sequence = &mut self.sequences[slot];
+        if let Some(slots) = &mut self.slots {
+            let page = self.pool.page();
+            sequence.states.settle(slots, &sequence.table, page);
+        }
     }
 
     /// Returns the place of `turn` in `running`.
@@ -198,6 +219,9 @@ impl Scheduler {
     /// Returns the next batch, or `None` if there is no sequence or every one waits for a step in flight.
     pub(crate) fn schedule(&mut self) -> Option<(Batch, StepRecord)> {
         let trial = self.next_trial();
+        for at in 0..self.running.len() {
+            self.settle_states(self.running[at]);
+        }
         let mut step = Step::new(self.next_step, self.limits, self.prefill(trial));
         let mut usage = KvUsage::default();
         let mut at = 0;
@@ -216,7 +240,8 @@ impl Scheduler {
                     // This sequence was the last one and was preempted.
                     break;
                 }
-                step.push(slot, &mut self.sequences[slot], n_tokens, &mut self.pool);
+                let pools = (&mut self.pool, self.slots.as_mut());
+                step.push(slot, &mut self.sequences[slot], n_tokens, pools);
             }
             self.add_usage(slot, &mut usage);
             at += 1;
@@ -232,7 +257,8 @@ impl Scheduler {
             let n_tokens = step.rows_for(sequence);
             // A sequence with a full context from the prefix cache shifts in the next step.
             if n_tokens > 0 && sequence.n_positions() < self.limits.n_ctx {
-                step.push(slot, sequence, n_tokens, &mut self.pool);
+                let pools = (&mut self.pool, self.slots.as_mut());
+                step.push(slot, sequence, n_tokens, pools);
             }
             self.add_usage(slot, &mut usage);
             let at = self.place(self.sequences[slot].turn());
@@ -295,8 +321,8 @@ impl Scheduler {
         }
     }
 
-    /// Allocates blocks for all tokens of a waiting sequence and the next one, and ends its wait. Returns `false` if there
-    /// are too few.
+    /// Allocates blocks for all tokens of a waiting sequence and the next one, and a slot for its state, and ends its wait.
+    /// Returns `false` if there are too few.
     fn admit(&mut self, slot: Slot) -> bool {
         let sequence = &mut self.sequences[slot];
         let n_ctx = self.limits.n_ctx;
@@ -307,9 +333,19 @@ impl Scheduler {
                     .table
                     .share_prefix(&mut self.pool, &sequence.tokens, n_shareable);
         }
+        let mut has_slot = true;
+        if let Some(slots) = &mut self.slots {
+            let n_cached = sequence.n_submitted;
+            let (n_tokens, snapshot) = sequence.table.cut_to_snapshot(&mut self.pool, slots);
+            sequence.n_submitted = n_tokens;
+            has_slot = sequence.states.begin(slots, snapshot, n_cached);
+        }
         let n_tokens = (sequence.len() + 1).min(n_ctx);
-        if !sequence.table.reserve(&mut self.pool, n_tokens) {
+        if !has_slot || !sequence.table.reserve(&mut self.pool, n_tokens) {
             sequence.table.release(&mut self.pool);
+            if let Some(slots) = &mut self.slots {
+                sequence.states.release(slots);
+            }
             sequence.n_submitted = 0;
             return false;
         }
@@ -362,8 +398,12 @@ impl Scheduler {
 
     /// Releases the blocks of a sequence that was running, and lets it wait.
     fn take_back(&mut self, slot: Slot) {
+        self.settle_states(slot);
         let sequence = &mut self.sequences[slot];
         sequence.table.release(&mut self.pool);
+        if let Some(slots) = &mut self.slots {
+            sequence.states.release(slots);
+        }
         sequence.n_submitted = 0;
         sequence.n_forgotten = 0;
         sequence.progress.enter(RequestState::Queued);
@@ -424,7 +464,16 @@ impl Scheduler {
     /// Checks that no block leaks or is shared wrongly, and that each sequence either runs or waits.
     pub(crate) fn check_integrity(&self) -> Result<(), String> {
         let tables = self.sequences.iter().map(|sequence| &sequence.table);
-        self.pool.check_integrity(tables)?;
+        self.pool
+            .check_integrity(tables.flat_map(BlockTable::blocks))?;
+        if let Some(slots) = &self.slots {
+            let held = self.sequences.iter().map(|sequence| &sequence.states);
+            let checked = slots.check_integrity(held.flat_map(StateTable::slots));
+            checked.map_err(|error| format!("slots of states: {error}"))?;
+            if self.is_empty() && slots.n_free() != slots.n_blocks() {
+                return Err("slots of states have leaked".into());
+            }
+        }
         let turns = self.running.iter().map(|&slot| self.sequences[slot].turn());
         if !turns.is_sorted() {
             return Err("the running sequences are out of order".into());

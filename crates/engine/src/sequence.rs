@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::event::{FinishReason, StopCause};
-use crate::kv_cache::BlockTable;
+use crate::kv_cache::{BlockTable, StateTable};
 use crate::masks::Constrained;
 use crate::progress::Tracker;
 use crate::request::{PromptOutput, Request, RequestId};
@@ -52,6 +52,7 @@ pub(crate) struct Sequence {
     pub(crate) n_prompt_outputs: usize,
     pub(crate) pending: Option<PendingSample>,
     pub(crate) table: BlockTable,
+    pub(crate) states: StateTable,
     pub(crate) text: Option<TextStream>,
     /// The request's sequence breakers as tokens.
     pub(crate) breakers: Arc<Breakers>,
@@ -98,6 +99,7 @@ impl Sequence {
             n_prompt_outputs: 0,
             pending: None,
             table: BlockTable::default(),
+            states: StateTable::default(),
             text,
             breakers,
             mu: None,

@@ -221,6 +221,24 @@ impl Builder<'_> {
         Ok(out)
     }
 
+    /// Records `x * {tensor}.weight^T` of some rows of a matrix of `n_rows`, plus `bias`.
+    pub(crate) fn linear_plus(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        (n_rows, rows): (usize, Range<usize>),
+        bias: Vec<f32>,
+    ) -> Result<Value, LoadError> {
+        let name = format!("{tensor}.weight");
+        let weight = { &mut self.loader }.rows(&name, n_rows, x.width(), rows.clone())?;
+        let scale = self.loader.scale_of(tensor)?;
+        let bias = bias.into_iter().map(|x| x / scale).collect();
+        let bias = self.loader.push_vector(bias);
+        let out = self.scaled_product(x, &name, (weight, Some(bias), scale), rows.len());
+        self.adapt(x, &name, rows, out)?;
+        Ok(out)
+    }
+
     /// Records the product with the matrix of each row's expert, `{tensor}.weight`, plus `{tensor}.bias` if the file has
     /// one.
     pub(crate) fn expert_linear(

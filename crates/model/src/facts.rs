@@ -6,6 +6,7 @@ use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores, Weighed};
 use crate::embedding::{Embedding, EmbeddingFacts, Reads};
 use crate::error::LoadError;
 use crate::keys::{Keys, MAX_DIM, MAX_LAYERS, MAX_ROTATED};
+use crate::recurrent::{Recurrent, set_recurrent};
 use crate::rope::{FrequencyFactors, Rope};
 
 /// Metadata key of the epsilon of RMS norms.
@@ -81,6 +82,10 @@ pub struct LayerFacts {
     pub has_sinks: bool,
     /// The output of attention is multiplied by this function of a projection, `attn_gate`.
     pub gate: Option<Activation>,
+    /// The values of that gate follow each head of the queries, in `attn_q`.
+    pub has_gates_in_q: bool,
+    /// What the layer has in place of attention; the facts about attention then mean nothing.
+    pub recurrent: Option<Recurrent>,
     /// The earlier layer whose KV cache this one uses; it then has none of its own.
     pub kv_of: Option<usize>,
     pub feed_forward: FeedForward,
@@ -213,16 +218,56 @@ impl ModelConfig {
         feed_forward: FeedForward,
     ) -> Result<ModelConfig, LoadError> {
         let n_blocks = keys.size("block_count", MAX_LAYERS)?;
+        let all_heads = keys.sizes("attention.head_count", n_blocks, MAX_DIM)?;
+        let all_kv_heads = keys
+            .opt_sizes("attention.head_count_kv", n_blocks, MAX_DIM)?
+            .unwrap_or_else(|| all_heads.clone());
+        let heads = [all_heads, all_kv_heads];
+        ModelConfig::read_with_heads(keys, (family, eps_key), feed_forward, heads)
+    }
+
+    /// As [`ModelConfig::read`], with `recurrent` in place of attention in layers for which the file states no heads of K
+    /// and V.
+    pub(crate) fn read_hybrid(
+        keys: &Keys<'_>,
+        family: &KeyFacts,
+        feed_forward: FeedForward,
+        recurrent: Recurrent,
+    ) -> Result<ModelConfig, LoadError> {
+        let n_blocks = keys.size("block_count", MAX_LAYERS)?;
+        let counts = ["attention.head_count", "attention.head_count_kv"]
+            .map(|key| keys.counts(key, n_blocks, MAX_DIM));
+        let [heads, kv_heads] = counts;
+        let (mut heads, mut kv_heads) = (heads?, kv_heads?);
+        let is_recurrent: Vec<bool> = kv_heads.iter().map(|&n| n == 0).collect();
+        // Numbers that mean nothing, but pass for heads.
+        let some = heads.iter().copied().find(|&n| n > 0).unwrap_or(1);
+        for (heads, kv_heads) in heads.iter_mut().zip(&mut kv_heads) {
+            if *kv_heads == 0 {
+                (*heads, *kv_heads) = (some, some);
+            }
+        }
+        let heads = [heads, kv_heads];
+        let mut config =
+            ModelConfig::read_with_heads(keys, (family, RMS_EPS), feed_forward, heads)?;
+        set_recurrent(&mut config, recurrent, |layer| is_recurrent[layer]);
+        Ok(config)
+    }
+
+    /// As [`ModelConfig::read`], with these numbers of heads, and of heads of K and V, in each layer.
+    fn read_with_heads(
+        keys: &Keys<'_>,
+        (family, eps_key): (&KeyFacts, &str),
+        feed_forward: FeedForward,
+        [all_heads, all_kv_heads]: [Vec<usize>; 2],
+    ) -> Result<ModelConfig, LoadError> {
+        let n_blocks = all_heads.len();
         let n_nextn = keys.opt_count("nextn_predict_layers", MAX_LAYERS)?;
         let n_nextn = n_nextn.unwrap_or(0);
         if n_nextn >= n_blocks {
             return Err(keys.bad("nextn_predict_layers", n_nextn, "fewer than all layers"));
         }
         let n_embd = keys.size("embedding_length", MAX_DIM)?;
-        let all_heads = keys.sizes("attention.head_count", n_blocks, MAX_DIM)?;
-        let all_kv_heads = keys
-            .opt_sizes("attention.head_count_kv", n_blocks, MAX_DIM)?
-            .unwrap_or_else(|| all_heads.clone());
         for (n_heads, n_kv_heads) in all_heads.iter().zip(&all_kv_heads) {
             if n_heads % n_kv_heads != 0 {
                 return Err(keys.bad(
@@ -286,6 +331,8 @@ impl ModelConfig {
             },
             has_sinks: false,
             gate: None,
+            has_gates_in_q: false,
+            recurrent: None,
             kv_of: None,
             feed_forward,
             limit: None,

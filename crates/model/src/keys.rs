@@ -84,9 +84,41 @@ impl Keys<'_> {
         n_layers: usize,
         max: usize,
     ) -> Result<Option<Vec<usize>>, LoadError> {
-        let Some(Value::Array(list)) = self.meta.get(&self.key(name)) else {
+        let Some(numbers) = self.listed(name, n_layers)? else {
             let size = self.opt_size(name, max)?;
             return Ok(size.map(|size| vec![size; n_layers]));
+        };
+        let sizes = numbers.into_iter().map(|n| self.check_size(name, n, max));
+        sizes.collect::<Result<Vec<usize>, LoadError>>().map(Some)
+    }
+
+    /// As [`Keys::sizes`]; zero is a number as well.
+    pub(crate) fn counts(
+        &self,
+        name: &str,
+        n_layers: usize,
+        max: usize,
+    ) -> Result<Vec<usize>, LoadError> {
+        let Some(numbers) = self.listed(name, n_layers)? else {
+            return match self.opt_count(name, max)? {
+                Some(count) => Ok(vec![count; n_layers]),
+                None => Err(Error::MissingKey {
+                    key: self.key(name),
+                }
+                .into()),
+            };
+        };
+        let count = |n: u64| match n {
+            0 => Ok(0),
+            n => self.check_size(name, n, max),
+        };
+        numbers.into_iter().map(count).collect()
+    }
+
+    /// Reads a list with a number for each of `n_layers` layers; `None` if the value is no list.
+    fn listed(&self, name: &str, n_layers: usize) -> Result<Option<Vec<u64>>, LoadError> {
+        let Some(Value::Array(list)) = self.meta.get(&self.key(name)) else {
+            return Ok(None);
         };
         let number = |value: Value<'_>| value.as_int().and_then(|n| u64::try_from(n).ok());
         let numbers: Option<Vec<u64>> = list.iter().take(MAX_LAYERS + 1).map(number).collect();
@@ -97,8 +129,7 @@ impl Keys<'_> {
             let found = format!("{} numbers", numbers.len());
             return Err(self.bad(name, found, "a number for each layer"));
         }
-        let sizes = numbers.into_iter().map(|n| self.check_size(name, n, max));
-        sizes.collect::<Result<Vec<usize>, LoadError>>().map(Some)
+        Ok(Some(numbers))
     }
 
     /// As [`Keys::opt_sizes`], of a key that must be there.

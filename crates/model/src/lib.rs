@@ -15,6 +15,7 @@ mod facts;
 mod families;
 mod keys;
 mod lora;
+mod recurrent;
 mod registry;
 mod rope;
 mod weights;
@@ -31,6 +32,7 @@ pub use facts::{
     Experts, FeedForward, HeadNorm, Latent, LayerFacts, ModelConfig, Scales, SharedExpert,
 };
 pub use lora::{Adapter, AdapterError};
+pub use recurrent::{LinearLayer, Recurrent};
 pub use registry::architectures;
 pub use rope::{FrequencyFactors, Rope, RopeScaling};
 pub use weights::SkippedTensor;

@@ -197,6 +197,46 @@ impl<'a> WeightLoader<'a> {
         Ok(values.map(|values| self.push_vector(values)))
     }
 
+    /// Returns the values of the vector `name`, which must be there.
+    pub(crate) fn required_values(
+        &mut self,
+        name: &str,
+        len: usize,
+    ) -> Result<Vec<f32>, LoadError> {
+        self.required(name, &[len])
+    }
+
+    /// Returns the values of the tensor `name` of vectors, `[n_rows, len]`, which must be there.
+    pub(crate) fn required_rows(
+        &mut self,
+        name: &str,
+        [n_rows, len]: [usize; 2],
+    ) -> Result<Vec<f32>, LoadError> {
+        self.required(name, &[len, n_rows])
+    }
+
+    /// Returns the values of a tensor; none if a fault was noted.
+    fn required(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>, LoadError> {
+        match self.checked(name, dims)? {
+            Some(tensor) => self.values(tensor),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns the kernel `name` of a convolution over `n` tokens, `[width, n]`, in the order in which it is read,
+    /// `[n, width]`.
+    pub(crate) fn conv_kernel(
+        &mut self,
+        name: &str,
+        width: usize,
+        n: usize,
+    ) -> Result<WeightId, LoadError> {
+        let values = self.required_rows(name, [width, n])?;
+        let of_tap = |tap| values.iter().skip(tap).step_by(n).copied();
+        let kernel = (0..n).flat_map(of_tap).collect();
+        Ok(self.push_vector(kernel))
+    }
+
     /// Returns the factor on products with the matrix `{tensor}.weight`, which files have beside those in NVFP4; 1 if
     /// there is none.
     pub(crate) fn scale_of(&mut self, tensor: &str) -> Result<f32, LoadError> {

@@ -89,8 +89,9 @@ fn values() -> Vec<OwnedValue> {
 }
 
 /// Keys that the loader reads and that no model of the tests has.
-const OTHER_KEYS: [&str; 3] = [
+const OTHER_KEYS: [&str; 4] = [
     "attention.causal",
+    "attention.recurrent_layers",
     "rope.scale_linear",
     "rope.scaling.finetuned",
 ];
@@ -108,6 +109,7 @@ fn load(writer: &Writer<'_>, what: &str) -> Option<String> {
             let plan = model.compiled_plan(Fusion::On);
             plan.buffer_bytes(512, 64);
             plan.kv_bytes_per_token(KvType::F16);
+            plan.state_bytes();
             assert!(refusals.is_empty(), "{what}: loads, but {refusals:?}");
             None
         }

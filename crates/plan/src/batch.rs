@@ -32,6 +32,35 @@ pub struct BatchSeq {
     /// The cache block of each page of the sequence, by page number; covers all rows of this batch. Shared with the
     /// engine, which replaces it when the sequence gets another block.
     pub block_table: Arc<Vec<u32>>,
+    /// Where its state is; `None` if no layer keeps one.
+    pub state: Option<SeqState>,
+}
+
+/// Where the state of a sequence is, in every layer that keeps one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeqState {
+    /// The slot that holds it after this step. No other sequence of the step reads or writes it.
+    pub slot: u32,
+    pub start: StateStart,
+    /// Copies of the state on the way, in order.
+    pub kept: Vec<KeptState>,
+}
+
+/// The state before a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateStart {
+    /// Zeros: no token came before.
+    Empty,
+    /// That of this slot. Several sequences may begin from one that none of them writes.
+    Slot(u32),
+}
+
+/// A copy of the state after some rows of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptState {
+    /// Rows of the sequence in this step that come before.
+    pub n_rows: usize,
+    pub slot: u32,
 }
 
 /// How to choose a token from a row of logits. Plain data, so that a device can do the sampling.

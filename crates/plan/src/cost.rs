@@ -13,6 +13,7 @@ use crate::kv::{KvType, Mask};
 use crate::op::{ActsId, BufferId, Linear, MixWeights, Op, Plan, RowCount, WeightId};
 use crate::params::{Factor, OutMode};
 use crate::roofline::Roofline;
+use crate::state::StateRule;
 use crate::weights::Weights;
 
 /// The properties of a batch that determine its cost.
@@ -314,6 +315,46 @@ impl PlanCost<'_> {
             Op::SelectRows { out, .. } | Op::CopyPart { out, .. } => {
                 self.elementwise(&[out, out], 0, shape)
             }
+            Op::CausalConv {
+                state,
+                weight,
+                bias,
+                x,
+                out,
+                ..
+            } => {
+                let (rows, width) = self.shape(out, shape);
+                let n = self.plan.states[state].len as u64 / width.max(1) + 1;
+                let vectors = [Some(weight), bias].into_iter().flatten();
+                OpCost {
+                    weight_bytes: vectors.map(|it| self.vector_bytes(it, rows)).sum(),
+                    kv_bytes: self.state_bytes(state, shape),
+                    ..self.elementwise(&[x, out], 2 * n, shape)
+                }
+            }
+            // A multiplication with the decay and a multiply-add for each value of the state, and another with the query;
+            // the delta rule has one more with the key.
+            Op::LinearAttention {
+                state,
+                heads,
+                rule,
+                inputs,
+                out,
+            } => {
+                let (rows, width) = self.shape(out, shape);
+                let of_value = match rule {
+                    StateRule::Delta => 7,
+                    StateRule::Add => 5,
+                };
+                let inputs = inputs.into_array().map(|input| self.shape(input, shape));
+                let n_read: u64 = inputs.iter().map(|(rows, width)| rows * width).sum();
+                OpCost {
+                    kv_bytes: self.state_bytes(state, shape),
+                    buffer_bytes: 4 * (n_read + rows * width),
+                    f32_ops: of_value * rows * width * heads.k_dim as u64,
+                    ..OpCost::default()
+                }
+            }
         }
     }
 
@@ -340,6 +381,11 @@ impl PlanCost<'_> {
             i8_ops,
             ..OpCost::default()
         }
+    }
+
+    /// Returns the bytes that reading and writing a state of each sequence takes.
+    fn state_bytes(&self, state: usize, shape: &BatchShape) -> u64 {
+        2 * 4 * self.plan.states[state].len as u64 * shape.seqs.len() as u64
     }
 
     /// Returns the rows and width of a buffer.

@@ -23,13 +23,14 @@ mod roofline;
 mod rope;
 mod sampler_kind;
 mod sampling;
+mod state;
 mod turns;
 mod weights;
 
 pub use acts::{ActFormat, act_format};
 pub use batch::{
-    Batch, BatchSeq, DryHistory, InputToken, LogitsRow, RowOutput, SampleRow, Sampled, StepOutput,
-    TokenLogprob, Want,
+    Batch, BatchSeq, DryHistory, InputToken, KeptState, LogitsRow, RowOutput, SampleRow, Sampled,
+    SeqState, StateStart, StepOutput, TokenLogprob, Want,
 };
 pub use breakers::Breakers;
 pub use constraint::{Constraint, ConstraintError, Progress, TokenMask};
@@ -51,5 +52,6 @@ pub use roofline::Roofline;
 pub use rope::{LongContext, RopeTable};
 pub use sampler_kind::{SamplerKind, UnknownSampler};
 pub use sampling::{Dry, DynamicTemperature, Mirostat, SamplingParams, Xtc};
-pub use turns::KeyTurn;
+pub use state::{ConvForm, KeySharing, LinearHeads, LinearInputs, StateRule, StateSpec};
+pub use turns::{Fixed, KeyTurn};
 pub use weights::{Weight, WeightEntry, Weights};

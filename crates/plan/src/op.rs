@@ -6,6 +6,7 @@ use crate::acts::ActFormat;
 use crate::kv::{KvSpec, KvType};
 use crate::params::{Activation, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed};
 use crate::rope::RopeTable;
+use crate::state::{ConvForm, LinearHeads, LinearInputs, StateRule, StateSpec};
 
 /// Id of a float buffer of the plan, `[rows, width]`, row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -317,6 +318,25 @@ pub enum Op {
         first: usize,
         out: BufferId,
     },
+    /// Convolution of each value of a row with its last values, `out[t, c] = form(sum(weight[i, c] * x[t - n + 1 + i, c]) +
+    /// bias[c])`; `weight` is `[n, width]`. The state is the last `n - 1` rows before, `[n - 1, width]`.
+    CausalConv {
+        state: usize,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        form: ConvForm,
+        x: BufferId,
+        out: BufferId,
+    },
+    /// Linear attention with a state `S` `[k_dim, v_dim]` for each head: `S <- e^decay S + k d^T; out = S^T q`, where `d` is
+    /// `beta (v - e^decay S^T k)` or `beta v`, by `rule`.
+    LinearAttention {
+        state: usize,
+        heads: LinearHeads,
+        rule: StateRule,
+        inputs: LinearInputs<BufferId>,
+        out: BufferId,
+    },
 }
 
 impl Op {
@@ -353,6 +373,8 @@ impl Op {
             Op::SoftCap { .. } => "soft_cap",
             Op::SelectRows { .. } => "select_rows",
             Op::CopyPart { .. } => "copy_part",
+            Op::CausalConv { .. } => "causal_conv",
+            Op::LinearAttention { .. } => "linear_attention",
         }
     }
 
@@ -379,7 +401,9 @@ impl Op {
             | Op::Scale { x, .. }
             | Op::SoftCap { x, .. }
             | Op::SelectRows { x, .. }
-            | Op::CopyPart { x, .. } => vec![x],
+            | Op::CopyPart { x, .. }
+            | Op::CausalConv { x, .. } => vec![x],
+            Op::LinearAttention { inputs, .. } => inputs.into_array().to_vec(),
             Op::MatMul { mode, out, .. } => match mode {
                 OutMode::Add => vec![out],
                 OutMode::Store => vec![],
@@ -448,6 +472,9 @@ impl Op {
                 ..
             } => vec![*weights],
             Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
+            Op::CausalConv { weight, bias, .. } => {
+                [Some(*weight), *bias].into_iter().flatten().collect()
+            }
             Op::MatMuls { products, .. } => products
                 .iter()
                 .filter_map(|(linear, _)| linear.bias)
@@ -501,6 +528,14 @@ impl Op {
         }
     }
 
+    /// Returns the state this operation reads and writes.
+    pub fn state(&self) -> Option<usize> {
+        match *self {
+            Op::CausalConv { state, .. } | Op::LinearAttention { state, .. } => Some(state),
+            _ => None,
+        }
+    }
+
     /// Returns the float buffers this operation writes.
     pub fn writes(&self) -> Vec<BufferId> {
         match *self {
@@ -521,7 +556,9 @@ impl Op {
             | Op::AddGated { out, .. }
             | Op::Mix { out, .. }
             | Op::SelectRows { out, .. }
-            | Op::CopyPart { out, .. } => vec![out],
+            | Op::CopyPart { out, .. }
+            | Op::CausalConv { out, .. }
+            | Op::LinearAttention { out, .. } => vec![out],
             Op::MatMuls { ref products, .. } => products.iter().map(|(_, out)| *out).collect(),
             Op::Rope { x, .. }
             | Op::MatchLength { x, .. }
@@ -548,6 +585,8 @@ pub struct Plan {
     pub n_routings: usize,
     /// One entry per attention layer, indexed by `Op::KvAppend::layer`.
     pub kv: Vec<KvSpec>,
+    /// One entry for each operation that keeps a state of each sequence.
+    pub states: Vec<StateSpec>,
     pub rope: Vec<RopeTable>,
     /// `[n_logits_rows, n_vocab]`; in a plan for embeddings the hidden values, or scores, of these rows.
     pub logits: BufferId,
@@ -605,6 +644,7 @@ impl Plan {
             buffers,
             acts,
             kv,
+            states,
             ..
         } = self;
         let touched: HashSet<BufferId> = ops
@@ -626,6 +666,12 @@ impl Plan {
         for (layer, kv) in kv.iter_mut().enumerate() {
             if !cached.contains(&layer) {
                 kv.n_kv_heads = 0;
+            }
+        }
+        let kept: HashSet<usize> = ops.iter().filter_map(Op::state).collect();
+        for (id, state) in states.iter_mut().enumerate() {
+            if !kept.contains(&id) {
+                state.len = 0;
             }
         }
     }

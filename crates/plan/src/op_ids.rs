@@ -29,7 +29,12 @@ impl Op {
             | Op::Activate { x, out, .. }
             | Op::Add { x, out }
             | Op::SelectRows { x, out }
-            | Op::CopyPart { x, out, .. } => vec![x, out],
+            | Op::CopyPart { x, out, .. }
+            | Op::CausalConv { x, out, .. } => vec![x, out],
+            Op::LinearAttention { inputs, out, .. } => {
+                let inputs = inputs.as_mut().into_array();
+                inputs.into_iter().chain([out]).collect()
+            }
             Op::JoinHeads { x, rest, out, .. } => [Some(x), rest.as_mut(), Some(out)]
                 .into_iter()
                 .flatten()

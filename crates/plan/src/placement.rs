@@ -90,6 +90,7 @@ impl Placement {
         let mut acts: Vec<Option<Side>> = vec![None; plan.acts.len()];
         let mut routings: Vec<Option<Side>> = vec![None; plan.n_routings];
         let mut layers: Vec<Option<Side>> = vec![None; plan.kv.len()];
+        let mut states: Vec<Option<Side>> = vec![None; plan.states.len()];
         let mut n_own = [0, 0];
         let mut segments: Vec<Segment> = Vec::new();
         let mut exporters = BTreeSet::new();
@@ -133,6 +134,10 @@ impl Placement {
                 assert!(stays(layers[layer]), "operation {at} has its cache");
                 layers[layer] = Some(side);
             }
+            if let Some(state) = op.state() {
+                assert!(stays(states[state]), "operation {at} has its state");
+                states[state] = Some(side);
+            }
             for written in op.writes() {
                 buffers[written.0 as usize] = Some(Home {
                     side,
@@ -151,7 +156,7 @@ impl Placement {
     }
 
     /// Places the layers of `plan` as `split` says. What precedes the first layer, the embedding lookup, stays on the
-    /// CPU: it reads a few rows of a large table.
+    /// CPU: it reads a few rows of a large table. So does what keeps states, for which there are no kernels on a GPU.
     pub fn split(plan: &Plan, split: Split) -> Placement {
         let first = match split.n_gpu_layers {
             0 => plan.ops.len(),
@@ -160,6 +165,7 @@ impl Placement {
         let side = |(at, op): (usize, &Op)| match at < first {
             true => Side::Cpu,
             false if is_of_experts(plan, op) => split.experts,
+            false if op.state().is_some() => Side::Cpu,
             false => Side::Gpu,
         };
         Placement::new(plan, plan.ops.iter().enumerate().map(side).collect())
@@ -293,6 +299,10 @@ pub fn layer_starts(plan: &Plan) -> Vec<usize> {
         if buffers.len() == 1 && acts.is_empty() && routings.is_empty() {
             for layer in open.drain(..) {
                 starts[layer] = at;
+            }
+            // Layers without a cache belong to the one before them, and those before the first one to the first.
+            if let Some(first) = starts.first_mut().filter(|_| !plan.states.is_empty()) {
+                *first = at.max(1);
             }
         }
     }

@@ -13,6 +13,7 @@ use crate::params::{
     Activation, ExpertVectors, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed,
 };
 use crate::rope::RopeTable;
+use crate::state::{ConvForm, LinearHeads, LinearInputs, StateRule, StateSpec};
 
 /// What an operation of a plan computes: `[rows, width]`. A value ends where an operation changes it in place; that
 /// operation returns the new one.
@@ -83,6 +84,7 @@ pub struct Recorder {
     buffers: Vec<(BufferInfo, u32)>,
     acts: Vec<ActsInfo>,
     kv: Vec<KvSpec>,
+    states: Vec<StateSpec>,
     rope: Vec<RopeTable>,
     n_routings: usize,
     /// The forms to which each buffer's present value has been converted.
@@ -468,6 +470,71 @@ impl Recorder {
         out
     }
 
+    /// Records the convolution of each value with its last ones, of rows of `width` values: `kernel` `[n, width]`, and
+    /// perhaps a bias.
+    ///
+    /// # Panics
+    /// If `n` is 0, or the width of `x` does not fit.
+    pub fn causal_conv(
+        &mut self,
+        x: Value,
+        (kernel, bias, n): (WeightId, Option<WeightId>, usize),
+        form: ConvForm,
+        width: usize,
+    ) -> Value {
+        let wanted = match form {
+            ConvForm::Plain => width,
+            ConvForm::Gated => 3 * width,
+        };
+        assert!(n > 0 && x.width == wanted, "rows of {wanted} values");
+        let state = self.new_state((n - 1) * width);
+        let out = self.new_value(x.rows, width);
+        self.push(Op::CausalConv {
+            state,
+            weight: kernel,
+            bias,
+            form,
+            x: self.at(x),
+            out: out.id,
+        });
+        out
+    }
+
+    /// Records linear attention, `[n_heads * v_dim]` for each token.
+    ///
+    /// # Panics
+    /// If the widths of the inputs are not those of `heads`.
+    pub fn linear_attention(
+        &mut self,
+        heads: LinearHeads,
+        rule: StateRule,
+        inputs: LinearInputs<Value>,
+    ) -> Value {
+        let n_k = heads.n_k_heads * heads.k_dim;
+        let n_v = heads.n_heads * heads.v_dim;
+        let widths = inputs.map(Value::width).into_array();
+        assert_eq!(
+            widths,
+            [n_k, n_k, n_v, heads.n_heads, heads.n_heads],
+            "inputs of these heads"
+        );
+        let state = self.new_state(heads.state_len());
+        let out = self.new_value(inputs.v.rows, n_v);
+        self.push(Op::LinearAttention {
+            state,
+            heads,
+            rule,
+            inputs: inputs.map(|input| self.at(input)),
+            out: out.id,
+        });
+        out
+    }
+
+    fn new_state(&mut self, len: usize) -> usize {
+        self.states.push(StateSpec { len });
+        self.states.len() - 1
+    }
+
     pub fn activate(&mut self, activation: Activation, x: Value) -> Value {
         let out = self.new_value(x.rows, x.width);
         let (x, out_id) = (self.at(x), out.id);
@@ -621,6 +688,7 @@ impl Recorder {
             buffers: self.buffers.into_iter().map(|(info, _)| info).collect(),
             acts: self.acts,
             kv: self.kv,
+            states: self.states,
             n_routings: self.n_routings,
             rope: self.rope,
         })

@@ -5,6 +5,17 @@ use std::collections::HashMap;
 use crate::op::{BufferId, Op, Plan, RopeId};
 use crate::params::RopeStyle;
 
+/// Why tokens cannot be dropped from a context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fixed {
+    /// Learned position embeddings are part of what keys and values were computed from.
+    Positions,
+    /// Layers keep states, which cannot forget a token.
+    States,
+    /// Tokens have seen those after them.
+    LooksAhead,
+}
+
 /// The rotation that was applied to a layer's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyTurn {
@@ -15,13 +26,19 @@ pub struct KeyTurn {
 }
 
 impl Plan {
-    /// Returns whether cached tokens can move to other positions. They cannot if learned position embeddings are part
-    /// of what keys and values were computed from.
-    pub fn can_shift(&self) -> bool {
-        !self
-            .ops
+    /// Returns why cached tokens cannot move to other positions; `None` if they can.
+    pub fn fixed_by(&self) -> Option<Fixed> {
+        let has_positions = |op: &Op| matches!(op, Op::AddPositions { .. });
+        if self.looks_ahead() {
+            return Some(Fixed::LooksAhead);
+        }
+        if !self.states.is_empty() {
+            return Some(Fixed::States);
+        }
+        self.ops
             .iter()
-            .any(|op| matches!(op, Op::AddPositions { .. }))
+            .any(has_positions)
+            .then_some(Fixed::Positions)
     }
 
     /// Returns the rotation of each layer's keys; `None` if they do not depend on position.

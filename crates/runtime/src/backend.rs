@@ -99,6 +99,8 @@ pub struct BackendInfo {
     pub slow_ops: Vec<(String, usize)>,
     /// Bytes of the KV cache.
     pub kv_bytes: u64,
+    /// Bytes of the slots for states of sequences.
+    pub state_bytes: u64,
     /// Memory on a device that allocates everything at start.
     pub device_memory: Option<DeviceMemory>,
     /// Whether decode steps run as graphs.

@@ -37,7 +37,7 @@ use rocmforge_model::Model;
 use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{ActsId, BufferId, Mask, Op, Plan};
-use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
+use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, SeqState, StateStart, Want};
 
 /// Maximum error relative to the largest magnitude in its row, or to the magnitude of its terms where a GEMM has few
 /// values per row. Sums of thousands of products in f32 differ from those in f64 by a few parts in a million.
@@ -118,6 +118,7 @@ pub fn check(
         page: config.page,
         n_blocks: script.n_blocks,
         kv_type: config.kv_type,
+        n_slots: PROMPT_ROWS.len(),
     };
     let weights = &model.weights;
     let labels = Labels {
@@ -198,6 +199,14 @@ impl Script {
                     n_rows,
                     first_pos,
                     block_table: Arc::new((0..=last_page).map(block).collect()),
+                    state: Some(SeqState {
+                        slot: seq as u32,
+                        start: match first_pos {
+                            0 => StateStart::Empty,
+                            _ => StateStart::Slot(seq as u32),
+                        },
+                        kept: Vec::new(),
+                    }),
                 });
                 batch.logits.push(LogitsRow {
                     row: batch.tokens.len() - 1,

@@ -35,6 +35,8 @@ pub struct CpuOptions {
     /// Blocks of the KV cache.
     pub n_blocks: usize,
     pub kv_type: KvType,
+    /// Slots for states of sequences.
+    pub n_slots: usize,
 }
 
 /// The float buffers, for observers.
@@ -80,6 +82,8 @@ pub struct CpuBackend {
     acts: Vec<ActsBuffer>,
     routings: Vec<Routing>,
     cache: Vec<LayerCache>,
+    /// By state, `[n_slots, len]`.
+    states: Vec<Vec<f32>>,
     /// How each layer's keys are rotated, by layer.
     key_turns: Vec<Option<KeyTurn>>,
     /// The token that each output row of the last step sampled.
@@ -113,6 +117,9 @@ impl CpuBackend {
             acts: plan.acts.iter().map(ActsBuffer::new).collect(),
             routings: (0..plan.n_routings).map(|_| Routing::new()).collect(),
             cache: plan.kv.iter().map(new_cache).collect(),
+            states: { plan.states.iter() }
+                .map(|state| vec![0.0; options.n_slots * state.len])
+                .collect(),
             key_turns: plan.key_turns(),
             last_sampled: Vec::new(),
             observer: None,
@@ -317,6 +324,7 @@ impl Backend for CpuBackend {
             ),
             slow_ops,
             kv_bytes: self.kv_bytes(),
+            state_bytes: self.plan.state_bytes() * self.options.n_slots as u64,
             device_memory: None,
             graphs: false,
             n_tuned: 0,

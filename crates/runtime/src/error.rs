@@ -19,6 +19,10 @@ pub enum ConfigError {
     )]
     FixedPositions,
     #[error(
+        "this model has layers whose state cannot forget a token, so its context cannot be shifted; use the context policy `stop`"
+    )]
+    FixedStates,
+    #[error(
         "a context of {n_ctx} tokens is too long: this model has {n_positions} learned position embeddings; use a context of {n_positions} or less"
     )]
     TooFewPositions { n_ctx: usize, n_positions: usize },

@@ -472,6 +472,7 @@ impl Backend for GpuBackend {
             device: self.name.clone(),
             slow_ops,
             kv_bytes: self.memory.kv_bytes(),
+            state_bytes: 0,
             device_memory: Some(self.device_memory),
             graphs: self.options.graphs == Graphs::On,
             n_tuned: match self.gpu.variants().is_empty() {

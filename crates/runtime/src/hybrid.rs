@@ -23,7 +23,7 @@ use super::{Backend, BackendInfo, BackendPart, IdleWork, OpObserver, Reply, Step
 use crate::error::RuntimeError;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, RowOutput, StepOutput};
-use rocmforge_plan::{BatchShape, Placement, Plan, Segment, Side};
+use rocmforge_plan::{BatchShape, Op, Placement, Plan, Segment, Side};
 
 /// Runs a plan that a GPU and the CPU share.
 pub struct HybridBackend {
@@ -98,17 +98,26 @@ impl HybridBackend {
 
     /// Returns what runs on the GPU. After the GPU's first operation the CPU runs at most experts.
     fn offload(&self) -> Offload {
-        let from_first = self.placement.sides().iter();
-        let mut from_first = from_first.skip_while(|side| **side == Side::Cpu);
-        let experts = match from_first.any(|side| *side == Side::Cpu) {
+        let ops = self.placement.sides().iter().zip(&self.plan.ops);
+        let mut from_first = ops.skip_while(|(side, _)| **side == Side::Cpu);
+        let is_beside = |(side, op): (&Side, &Op)| *side == Side::Cpu && op.state().is_none();
+        let experts = match from_first.any(is_beside) {
             true => Experts::OnCpu,
             false => Experts::WithTheirLayer,
         };
+        let is_divided = experts == Experts::OnCpu || !self.plan.states.is_empty();
         let layers = match self.placement.n_layers(&self.plan, Side::Gpu) {
-            n if n == self.plan.kv.len() && experts == Experts::OnCpu => GpuLayers::All,
+            n if n == self.plan.kv.len() && is_divided => GpuLayers::All,
             n => GpuLayers::Count(n),
         };
         Offload { layers, experts }
+    }
+
+    /// Returns what runs on the CPU because there are no kernels for a GPU.
+    fn notices(&self) -> Vec<String> {
+        let notice = "the states of recurrent layers are kept and computed on the CPU: there are no GPU kernels for them yet";
+        let states = { self.plan.ops.iter() }.find_map(Op::state);
+        states.map(|_| notice.to_string()).into_iter().collect()
     }
 
     /// Like [`GpuBackend::check_graphs`], for the GPU's segments.
@@ -331,7 +340,8 @@ impl Backend for HybridBackend {
             ),
             slow_ops: [gpu.slow_ops, cpu.slow_ops].concat(),
             kv_bytes: gpu.kv_bytes + cpu.kv_bytes,
-            notices: [gpu.notices, cpu.notices].concat(),
+            state_bytes: cpu.state_bytes,
+            notices: [gpu.notices, cpu.notices, self.notices()].concat(),
             offload: self.offload(),
             parts,
             ..gpu

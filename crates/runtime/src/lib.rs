@@ -32,7 +32,7 @@ pub use backend::{
 pub use config::{ContextPolicy, Device, EngineConfig, KvTokens, PrefixSharing};
 pub use error::{ConfigError, DeviceError, RuntimeError};
 pub use executor::{Executor, Pending};
-pub use limits::{Limits, Output, Resolved};
+pub use limits::{Limits, Output, Resolved, check_shift};
 pub use place::{Fit, Fits, fit, free_bytes};
 pub use start::{Started, start};
 pub use times::StepObserver;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::config::{ContextPolicy, EngineConfig, KvTokens, PrefixSharing};
 use crate::error::ConfigError;
 use rocmforge_model::Model;
-use rocmforge_plan::Plan;
+use rocmforge_plan::{Fixed, Plan};
 use rocmforge_plan::{KvType, ParameterError};
 
 /// Default context when the model was trained for more.
@@ -15,6 +15,8 @@ const DEFAULT_CTX: usize = 8192;
 const RESERVE_BYTES: u64 = 512 << 20;
 /// Rows of logits per step: 64 rows of 150,000 tokens are 38 MB.
 const MAX_LOGITS_ROWS: usize = 64;
+/// Slots for states per sequence: its own, one after its prompt, one in its answer, and one where sequences part.
+const SLOTS_PER_SEQUENCE: usize = 4;
 /// Cache slots have 32-bit numbers.
 const MAX_TOKENS: usize = u32::MAX as usize / 2;
 
@@ -34,8 +36,8 @@ pub struct Limits {
     pub prefix_sharing: PrefixSharing,
     /// The policy of requests that set none.
     pub context_policy: ContextPolicy,
-    /// Whether cached tokens can move to other positions.
-    pub can_shift: bool,
+    /// Why contexts cannot shift; `None` if they can.
+    pub fixed_by: Option<Fixed>,
     /// What requests can ask for.
     pub output: Output,
     /// Whether each sequence must be computed whole, in one step, because its tokens see those after them.
@@ -80,6 +82,8 @@ impl Output {
 pub struct Resolved {
     pub limits: Limits,
     pub n_blocks: usize,
+    /// Slots for states of sequences; 0 if no layer keeps one.
+    pub n_slots: usize,
 }
 
 /// Free bytes of one memory, and the bytes a model needs there.
@@ -87,8 +91,10 @@ pub struct Resolved {
 pub(crate) struct MemoryBudget {
     /// Weights still to be loaded, with their staging buffers.
     pub(crate) weight_bytes: u64,
-    /// Buffers of the largest step.
+    /// Buffers of the largest step, and the state of one sequence.
     pub(crate) step_bytes: u64,
+    /// The state of another sequence.
+    pub(crate) state_bytes: u64,
     /// Cache bytes per token.
     pub(crate) bytes_per_token: u64,
     /// Free bytes; `None` if the system does not report them.
@@ -105,7 +111,10 @@ impl MemoryBudget {
         let (max_tokens, max_logits) = step_rows(config, output);
         MemoryBudget {
             weight_bytes: 0,
-            step_bytes: plan.buffer_bytes(max_tokens, max_logits),
+            step_bytes: plan
+                .buffer_bytes(max_tokens, max_logits)
+                .saturating_add(plan.state_bytes()),
+            state_bytes: plan.state_bytes(),
             bytes_per_token: plan.kv_bytes_per_token(config.kv_type).max(1),
             free_bytes,
         }
@@ -116,6 +125,7 @@ impl MemoryBudget {
         MemoryBudget {
             weight_bytes: self.weight_bytes.saturating_add(other.weight_bytes),
             step_bytes: self.step_bytes.saturating_add(other.step_bytes),
+            state_bytes: self.state_bytes.saturating_add(other.state_bytes),
             bytes_per_token: self.bytes_per_token.saturating_add(other.bytes_per_token),
             free_bytes: self.free_bytes,
         }
@@ -221,6 +231,7 @@ pub(crate) fn resolve_in(
     check(model, config)?;
     let output = Output::of(model);
     let (max_tokens, max_logits) = step_rows(config, output);
+    let n_slots = n_slots(model, config, budgets)?;
 
     // Tokens that fit, bytes per token and bytes left in the memory that decides.
     let (mut fitting, mut per_token, mut left) = (usize::MAX, 1, u64::MAX);
@@ -228,7 +239,8 @@ pub(crate) fn resolve_in(
         let free = budget.available_bytes()?;
         let step = budget.step_bytes;
         let per_token_here = budget.bytes_per_token;
-        let left_here = free.saturating_sub(step);
+        let states = { budget.state_bytes }.saturating_mul(n_slots.saturating_sub(1) as u64);
+        let left_here = free.saturating_sub(step).saturating_sub(states);
         let fitting_here = usize::try_from(left_here / per_token_here).unwrap_or(usize::MAX);
         let fitting_here = fitting_here / config.page * config.page;
         if fitting_here == 0 {
@@ -251,11 +263,10 @@ pub(crate) fn resolve_in(
         return Err(ConfigError::TooFewPositions { n_ctx, n_positions });
     }
     config.context_policy.check(n_ctx)?;
-    // A shift drops tokens that the others have seen.
     let whole_sequences = model.plan.looks_ahead();
-    let can_shift = model.plan.can_shift() && !whole_sequences;
-    if config.context_policy != ContextPolicy::Stop && !can_shift {
-        return Err(ConfigError::FixedPositions);
+    let fixed_by = model.plan.fixed_by();
+    if config.context_policy != ContextPolicy::Stop {
+        check_shift(fixed_by)?;
     }
     let n_kv_tokens = match config.kv_tokens {
         KvTokens::AtMost(n) => n.min(fitting).max(n_ctx),
@@ -272,7 +283,11 @@ pub(crate) fn resolve_in(
     Ok(Resolved {
         limits: Limits {
             n_ctx,
-            max_seqs: config.max_seqs,
+            // Each has a slot.
+            max_seqs: match n_slots {
+                0 => config.max_seqs,
+                n => config.max_seqs.min(n),
+            },
             max_tokens,
             max_logits,
             step_target: config.step_target,
@@ -282,12 +297,44 @@ pub(crate) fn resolve_in(
                 false => config.prefix_sharing,
             },
             context_policy: config.context_policy,
-            can_shift,
+            fixed_by,
             output,
             whole_sequences,
         },
         n_blocks: n_kv_tokens.div_ceil(config.page),
+        n_slots,
     })
+}
+
+/// Checks that contexts can shift.
+///
+/// # Errors
+/// [`ConfigError::FixedPositions`], [`ConfigError::FixedStates`].
+pub fn check_shift(fixed_by: Option<Fixed>) -> Result<(), ConfigError> {
+    match fixed_by {
+        None => Ok(()),
+        Some(Fixed::States) => Err(ConfigError::FixedStates),
+        Some(Fixed::Positions | Fixed::LooksAhead) => Err(ConfigError::FixedPositions),
+    }
+}
+
+/// Returns the slots for states: a few for each sequence, so that prefixes can be shared, in a quarter of the memory that
+/// is free beside a step; at least one.
+fn n_slots(
+    model: &Model,
+    config: &EngineConfig,
+    budgets: &[MemoryBudget],
+) -> Result<usize, ConfigError> {
+    if model.plan.states.is_empty() {
+        return Ok(0);
+    }
+    let mut n_slots = SLOTS_PER_SEQUENCE.saturating_mul(config.max_seqs);
+    for budget in budgets.iter().filter(|budget| budget.state_bytes > 0) {
+        let free = budget.available_bytes()?.saturating_sub(budget.step_bytes);
+        let others = usize::try_from(free / 4 / budget.state_bytes).unwrap_or(usize::MAX);
+        n_slots = n_slots.min(others.saturating_add(1));
+    }
+    Ok(n_slots)
 }
 
 /// Rejects a cache type whose quantization blocks do not divide the model's heads.

@@ -155,7 +155,7 @@ impl Planner<'_> {
         }
         match experts {
             Experts::OnCpu if self.has_experts() => self.split(n_gpu_layers, Side::Cpu),
-            _ if n_gpu_layers >= self.n_layers() => Place::Gpu,
+            _ if n_gpu_layers >= self.n_layers() && self.plan.states.is_empty() => Place::Gpu,
             _ => self.split(n_gpu_layers, Side::Gpu),
         }
     }
@@ -283,7 +283,9 @@ impl Planner<'_> {
         };
         let mut candidates = Vec::new();
         if experts == Experts::WithTheirLayer || !self.has_experts() {
-            candidates.push(Candidate::Whole);
+            if self.plan.states.is_empty() {
+                candidates.push(Candidate::Whole);
+            }
             // All layers may fit without the embedding table.
             candidates.extend(splits(Side::Gpu));
         }

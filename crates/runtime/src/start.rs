@@ -150,6 +150,7 @@ fn cpu_options(config: &EngineConfig, resolved: &Resolved) -> CpuOptions {
         page: config.page,
         n_blocks: resolved.n_blocks,
         kv_type: config.kv_type,
+        n_slots: resolved.n_slots,
     }
 }
 

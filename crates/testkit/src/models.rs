@@ -10,6 +10,7 @@ mod gemma3n;
 mod gemma4;
 mod gpt_oss;
 mod latent;
+mod recurrent;
 
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};

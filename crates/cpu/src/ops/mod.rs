@@ -5,26 +5,32 @@
 //! order of additions, so results are bit-equal for any number of rows and threads.
 
 mod activation;
+mod conv;
 mod curves;
 mod elementwise;
 mod heads;
 mod kv;
 mod kv_move;
+mod linear_attention;
 mod logits;
 mod norm;
 mod rope;
 mod soft_cap;
+mod state;
 mod streams;
 
 pub use activation::{activate, gated_activation};
+pub use conv::{Conv, causal_conv};
 pub use elementwise::{add, add_gated, scale};
 pub use heads::join_heads;
 pub use kv::kv_append;
 pub use kv_move::{kv_copy, kv_read};
+pub use linear_attention::linear_attention;
 pub use logits::{argmax, log_sum_exp};
 pub use norm::{LayerNormParams, layer_norm, rms_norm, rms_norm_acts};
 pub use rope::{Rotation, rope};
 pub use soft_cap::soft_cap;
+pub use state::StateSeq;
 pub use streams::{match_length, mix, sparsify};
 
 pub(crate) use activation::gate_in_place;

@@ -9,4 +9,5 @@ mod matmul;
 mod ops;
 mod pool;
 mod random;
+mod states;
 mod streams;

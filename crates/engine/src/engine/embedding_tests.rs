@@ -62,13 +62,14 @@ fn random_embeddings_match_each_text_alone() {
                 false => PrefixSharing::On,
             },
             context_policy: Default::default(),
-            can_shift: false,
+            fixed_by: Some(rocmforge_plan::Fixed::LooksAhead),
             output: Output::Hidden,
             whole_sequences,
         };
         let sizes = Sizes {
             limits,
             n_blocks: n_ctx.div_ceil(page) * (1 + random.below(3)),
+            n_slots: 0,
             page,
             steps_in_flight: 1 + random.below(2),
         };

@@ -10,7 +10,7 @@ use crate::recorder::{
 };
 use crate::request::PromptOutput;
 use rocmforge_gguf::TokenId;
-use rocmforge_plan::{Batch, InputToken, SamplingParams};
+use rocmforge_plan::{Batch, Fixed, InputToken, SamplingParams};
 use rocmforge_runtime::{ConfigError, ContextPolicy, DeviceError, Output, PrefixSharing};
 
 /// SplitMix64.
@@ -70,6 +70,9 @@ fn random_traffic_matches_each_request_alone() {
         let page = [1, 4, 16][random.below(3)];
         let n_ctx = 8 + random.below(60);
         let max_seqs = 1 + random.below(6);
+        // Sometimes fewer slots than sequences.
+        let has_states = seed % 3 == 0;
+        let n_slots = usize::from(has_states) * (1 + Random(seed).below(3 * max_seqs));
         let limits = Limits {
             n_ctx,
             max_seqs,
@@ -82,7 +85,7 @@ fn random_traffic_matches_each_request_alone() {
                 PrefixSharing::On
             },
             context_policy: ContextPolicy::Stop,
-            can_shift: true,
+            fixed_by: has_states.then_some(Fixed::States),
             output: Output::Logits,
             whole_sequences: false,
         };
@@ -91,6 +94,7 @@ fn random_traffic_matches_each_request_alone() {
         let sizes = Sizes {
             limits,
             n_blocks,
+            n_slots,
             page,
             steps_in_flight: 1 + random.below(2),
         };
@@ -114,7 +118,10 @@ fn random_traffic_matches_each_request_alone() {
             assert!(steps < 50_000, "seed {seed}: no progress");
             if left > 0 && random.below(3) == 0 {
                 left -= 1;
-                let request = random_request(&mut random, n_ctx);
+                let mut request = random_request(&mut random, n_ctx);
+                if has_states {
+                    request.context_policy = None;
+                }
                 let id = engine.submit(request.clone()).unwrap();
                 open.insert(id, request);
                 results.insert(id, Outcome::default());
@@ -187,13 +194,14 @@ fn rejects_invalid_requests_with_a_reason() {
         step_target: None,
         prefix_sharing: PrefixSharing::On,
         context_policy: ContextPolicy::Stop,
-        can_shift: true,
+        fixed_by: None,
         output: Output::Logits,
         whole_sequences: false,
     };
     let sizes = Sizes {
         limits,
         n_blocks: 2,
+        n_slots: 0,
         page: 4,
         steps_in_flight: 1,
     };
@@ -271,7 +279,7 @@ fn dead_device_is_an_error() {
         step_target: None,
         prefix_sharing: PrefixSharing::On,
         context_policy: ContextPolicy::Stop,
-        can_shift: true,
+        fixed_by: None,
         output: Output::Logits,
         whole_sequences: false,
     };
@@ -279,7 +287,7 @@ fn dead_device_is_an_error() {
     let mut engine = Engine::new(
         executor,
         limits,
-        BlockPool::new(2, 4),
+        (BlockPool::new(2, 4), 0),
         1,
         N_VOCAB as usize,
         None,
@@ -586,13 +594,66 @@ fn shares_prefixes_only_with_the_same_salt() {
     assert_eq!((prefix.queries, prefix.hits), (60, 16));
 }
 
+/// Runs a request alone; returns the tokens that were cached, and those that it got.
+fn turn(engine: &mut Engine, prompt: &[u32], max_tokens: usize) -> (usize, Vec<u32>) {
+    let request = Request::greedy(prompt.to_vec(), max_tokens);
+    let id = engine.submit(request).unwrap();
+    let (mut cached, mut ids) = (None, Vec::new());
+    let ended = engine.run(id, |event| {
+        match event {
+            Event::PromptDone { cached_tokens, .. } => cached = Some(*cached_tokens),
+            Event::Token { id, .. } => ids.push(*id),
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    });
+    assert!(ended.unwrap());
+    engine.check_integrity().unwrap();
+    (cached.unwrap(), ids)
+}
+
+/// A conversation, a branch of it, and more of them than there are slots. The device checks each state that it begins from.
+#[test]
+fn conversations_continue_from_snapshots_of_states() {
+    for n_slots in [3, 4, 8] {
+        let mut sizes = Sizes {
+            n_slots,
+            n_blocks: 64,
+            ..Sizes::small(1)
+        };
+        sizes.limits.n_ctx = 128;
+        sizes.limits.fixed_by = Some(Fixed::States);
+        let mut engine = sizes.engine(always());
+        let mut text: Vec<u32> = (0..10).collect();
+        let mut n_known = 0;
+        for question in 0..5 {
+            let (cached, ids) = turn(&mut engine, &text, 9);
+            // All blocks before the question; the last token of an answer has not been computed.
+            assert_eq!(cached, n_known / 4 * 4, "{n_slots} slots, turn {question}");
+            text.extend(ids);
+            n_known = text.len() - 1;
+            text.extend([40 + question; 5]);
+        }
+        // Another question in place of the last one: the blocks are known, but the state is that before the answer, at most.
+        let mut other = text[..n_known].to_vec();
+        other.extend([7; 6]);
+        let (cached, _) = turn(&mut engine, &other, 2);
+        assert_eq!(cached, n_known / 4 * 4);
+        // Where texts part, there is a snapshot the second time.
+        let parted = |last: u32| [&text[..23], &[last; 9]].concat();
+        let (first, _) = turn(&mut engine, &parted(8), 2);
+        let (second, _) = turn(&mut engine, &parted(9), 2);
+        assert!(first <= 20 && second == 20, "{first}, {second}");
+    }
+}
+
 /// The prompt of a failed row is computed anew the next time.
 #[test]
 fn a_failed_row_leaves_nothing_in_the_prefix_cache() {
     let limits = Sizes::small(1).limits;
     for fails in [false, true] {
         let executor = Executor::start(1, move || Ok((NotFinite { fails }, ()))).unwrap();
-        let pool = BlockPool::new(8, 4);
+        let pool = (BlockPool::new(8, 4), 0);
         let mut engine = Engine::new(executor.0, limits, pool, 1, N_VOCAB as usize, None);
         let mut cached = Vec::new();
         let mut n_failed = 0;

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::block_table::BlockTable;
 use super::prefix::{PrefixHash, PrefixHasher};
 use rocmforge_gguf::TokenId;
 
@@ -123,6 +122,16 @@ impl BlockPool {
         }
     }
 
+    /// Removes the block with the content of `hash` from the prefix index, unless a sequence uses it.
+    pub(super) fn forget(&mut self, hash: PrefixHash) {
+        if let Some(id) = self.find(hash) {
+            if self.n_references(id) == 1 {
+                self.forget_content(id);
+            }
+            self.release(id);
+        }
+    }
+
     /// Removes all blocks from the prefix index: their content may be wrong.
     pub(crate) fn forget_all_content(&mut self) {
         for block in &mut self.blocks {
@@ -174,14 +183,11 @@ impl BlockPool {
         self.hasher.block(parent, tokens)
     }
 
-    /// Checks the accounting against all block tables: reference counts match, no block leaks or is both free and used,
-    /// and the prefix index is consistent. Returns the first violation as an error.
-    pub fn check_integrity<'a>(
-        &self,
-        tables: impl Iterator<Item = &'a BlockTable>,
-    ) -> Result<(), String> {
+    /// Checks the accounting against the blocks that sequences hold: reference counts match, no block leaks or is both free
+    /// and used, and the prefix index is consistent. Returns the first violation as an error.
+    pub fn check_integrity(&self, held: impl Iterator<Item = BlockId>) -> Result<(), String> {
         let mut refs = vec![0u32; self.blocks.len()];
-        for id in tables.flat_map(BlockTable::blocks) {
+        for id in held {
             refs[id.0 as usize] += 1;
         }
         let mut listed = vec![0u32; self.blocks.len()];

@@ -11,9 +11,8 @@ use rocmforge_gguf::TokenId;
 pub struct BlockTable {
     /// Shared with the steps in flight, as plain numbers: a table that changes while a step reads it is copied.
     blocks: Arc<Vec<u32>>,
-    /// Leading blocks that are in the prefix index.
-    n_indexed: usize,
-    last_hash: Option<PrefixHash>,
+    /// The hashes of the leading blocks that are in the prefix index.
+    hashes: Vec<PrefixHash>,
     /// What the chain of hashes begins with.
     root: Option<PrefixHash>,
     /// Whether a context shift dropped tokens. Later keys and values depend on them too, so a hash of the remaining
@@ -26,7 +25,6 @@ impl BlockTable {
     pub fn new(root: Option<PrefixHash>) -> BlockTable {
         BlockTable {
             root,
-            last_hash: root,
             ..BlockTable::default()
         }
     }
@@ -44,13 +42,43 @@ impl BlockTable {
     ) -> usize {
         assert!(self.blocks.is_empty(), "sharing starts at the first block");
         for block in tokens[..max_tokens.min(tokens.len())].chunks_exact(pool.page()) {
-            let hash = pool.hash_block(self.last_hash, block);
+            let hash = pool.hash_block(self.last_hash(), block);
             let Some(block) = pool.find(hash) else { break };
             Arc::make_mut(&mut self.blocks).push(block.0);
-            self.last_hash = Some(hash);
+            self.hashes.push(hash);
         }
-        self.n_indexed = self.blocks.len();
-        self.n_indexed * pool.page()
+        self.hashes.len() * pool.page()
+    }
+
+    /// Releases the blocks after the last one at whose end `slots` has a snapshot of states. Returns that snapshot, with a
+    /// reference, and the number of tokens before it.
+    ///
+    /// # Panics
+    /// If a block is not in the prefix index.
+    pub fn cut_to_snapshot(
+        &mut self,
+        pool: &mut BlockPool,
+        slots: &mut BlockPool,
+    ) -> (usize, Option<BlockId>) {
+        assert_eq!(self.blocks.len(), self.hashes.len(), "shared blocks only");
+        let ends = self.hashes.iter().enumerate().rev();
+        let found = { ends }.find_map(|(at, hash)| Some((at + 1, slots.find(*hash)?)));
+        let n_kept = found.map_or(0, |(n, _)| n);
+        self.hashes.truncate(n_kept);
+        let beyond = Arc::make_mut(&mut self.blocks).split_off(n_kept);
+        for block in beyond.into_iter().rev() {
+            pool.release(BlockId(block));
+        }
+        (n_kept * pool.page(), found.map(|(_, snapshot)| snapshot))
+    }
+
+    /// Returns the hash of the first `n_blocks` blocks, if they are in the prefix index.
+    pub(super) fn hash_of(&self, n_blocks: usize) -> Option<PrefixHash> {
+        self.hashes.get(n_blocks.checked_sub(1)?).copied()
+    }
+
+    fn last_hash(&self) -> Option<PrefixHash> {
+        self.hashes.last().copied().or(self.root)
     }
 
     /// Allocates blocks for `n_tokens` tokens in total. Returns `false` and changes nothing if the pool has too few.
@@ -79,12 +107,11 @@ impl BlockTable {
         for (at, tokens) in tokens
             .chunks_exact(pool.page())
             .enumerate()
-            .skip(self.n_indexed)
+            .skip(self.hashes.len())
         {
-            let hash = pool.hash_block(self.last_hash, tokens);
+            let hash = pool.hash_block(self.last_hash(), tokens);
             pool.index(BlockId(self.blocks[at]), hash);
-            self.last_hash = Some(hash);
-            self.n_indexed = at + 1;
+            self.hashes.push(hash);
         }
     }
 
@@ -106,7 +133,7 @@ impl BlockTable {
     /// Replaces the blocks after a context shift. The first `n_same` are unchanged.
     pub(super) fn replace(&mut self, blocks: Vec<BlockId>, n_same: usize) {
         self.blocks = Arc::new(blocks.into_iter().map(|block| block.0).collect());
-        self.n_indexed = self.n_indexed.min(n_same);
+        self.hashes.truncate(n_same);
         self.has_forgotten = true;
     }
 
@@ -135,7 +162,8 @@ mod tests {
     }
 
     fn check(pool: &BlockPool, tables: &[&BlockTable]) {
-        pool.check_integrity(tables.iter().copied()).unwrap();
+        let blocks = tables.iter().flat_map(|table| table.blocks());
+        pool.check_integrity(blocks).unwrap();
     }
 
     #[test]

@@ -9,11 +9,13 @@ mod block_pool;
 mod block_table;
 mod forget;
 mod prefix;
+mod state_table;
 
 pub use block_pool::{BlockId, BlockPool};
 pub use block_table::BlockTable;
 pub use forget::Compaction;
 pub use prefix::PrefixHash;
+pub use state_table::StateTable;
 
 /// KV-cache usage of the running sequences. A shared block counts once for each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -97,9 +97,12 @@ impl Scheduler {
     /// sequence of the failed steps if it was alone in them.
     pub(crate) fn recover(&mut self, failed: &[StepRecord]) -> Option<Slot> {
         self.n_failed_steps += u64::from(!failed.is_empty());
-        self.pool.forget_all_content();
         for slot in std::mem::take(&mut self.running) {
             self.take_back(slot);
+        }
+        self.pool.forget_all_content();
+        if let Some(slots) = &mut self.slots {
+            slots.forget_all_content();
         }
         for sequence in self.sequences.iter_mut() {
             sequence.pending = None;

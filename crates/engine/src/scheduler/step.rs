@@ -7,7 +7,7 @@ use crate::request::PromptOutput;
 use crate::sequence::{PendingSample, RowPurpose, Sequence};
 use crate::sequences::{Member, Slot};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
-use rocmforge_runtime::{ContextPolicy, Limits};
+use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
 
 /// The meaning of a submitted step's output rows.
 #[derive(Debug, Default)]
@@ -140,7 +140,7 @@ impl Step {
         slot: Slot,
         sequence: &mut Sequence,
         n: usize,
-        pool: &mut BlockPool,
+        (pool, slots): (&mut BlockPool, Option<&mut BlockPool>),
     ) {
         let member = Member {
             slot,
@@ -176,11 +176,17 @@ impl Step {
                 .push(sequence.table.slot(pool.page(), position));
             self.prompt_output(member, sequence, index, row);
         }
+        let keeps = self.limits.prefix_sharing == PrefixSharing::On;
+        let page = pool.page();
         self.batch.seqs.push(BatchSeq {
             first_row,
             n_rows: n,
             first_pos,
             block_table: sequence.table.shared(),
+            state: slots.map(|slots| {
+                let snapshots = keeps.then_some((sequence.n_prompt, page));
+                sequence.states.submit(slots, (first, n), snapshots)
+            }),
         });
         let ends_prompt =
             first < sequence.n_prompt && end >= sequence.n_prompt && sequence.n_generated() == 0;

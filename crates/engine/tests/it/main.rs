@@ -18,6 +18,7 @@ mod lora;
 mod lora_gpu;
 mod model;
 mod routing;
+mod states;
 mod step_times;
 mod structured;
 mod tuning;

@@ -3,21 +3,26 @@
 use rocmforge_plan::{KvSpec, Value, Values};
 
 use crate::blocks::latent::latent_attention;
+use crate::blocks::recurrent::recurrent_layer;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, Layer, LayerFacts};
 
-/// Records `attn_output(attention(x))`, with the layer's heads, norms of heads, rotation and window.
+/// Records `attn_output(attention(x))`, with the layer's heads, norms of heads, rotation and window; or what the layer has
+/// in place of attention.
 pub(crate) fn attention(
     m: &mut Builder<'_>,
     layer: Layer<'_>,
     x: Value,
 ) -> Result<Value, LoadError> {
     let facts = layer.facts;
+    if let Some(recurrent) = facts.recurrent {
+        return recurrent_layer(m, layer, recurrent, x);
+    }
     if let Some(latent) = &facts.latent {
         return latent_attention(m, layer, latent, x);
     }
-    let [q, k, v] = projections(m, layer, x)?;
+    let ([q, k, v], gate) = projections(m, layer, x)?;
     let is_normed_last = matches!(
         facts.head_norm,
         HeadNorm::EachAfterRope | HeadNorm::PlainAfterRope
@@ -51,30 +56,45 @@ pub(crate) fn attention(
     let heads = m
         .plan
         .attention(cache, (facts.n_heads, sinks), facts.scores, q);
-    let heads = gated(m, layer, x, heads)?;
+    let heads = gated(m, layer, (x, gate), heads)?;
     m.linear(heads, &layer.tensor("attn_output"), m.config.n_embd)
 }
 
-/// Records Q, K and V, whose matrices are one tensor if the file has it.
-fn projections(m: &mut Builder<'_>, layer: Layer<'_>, x: Value) -> Result<[Value; 3], LoadError> {
+/// Records Q, K and V, whose matrices are one tensor if the file has it, and the gates if they are among the queries.
+fn projections(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    x: Value,
+) -> Result<([Value; 3], Option<Value>), LoadError> {
     let facts = layer.facts;
     let n_q = facts.n_heads * facts.k_dim;
     let n_k = facts.n_kv_heads * facts.k_dim;
     let n_v = facts.n_kv_heads * facts.v_dim;
     let all = layer.tensor("attn_qkv");
-    if m.loader.has(&format!("{all}.weight")) {
-        let n = n_q + n_k + n_v;
-        return Ok([
-            m.linear_rows(x, &all, n, 0..n_q)?,
-            m.linear_rows(x, &all, n, n_q..n_q + n_k)?,
-            m.linear_rows(x, &all, n, n_q + n_k..n)?,
-        ]);
+    let n_first = match facts.has_gates_in_q {
+        true => 2 * n_q,
+        false => n_q,
+    };
+    let [q, k, v] = match m.loader.has(&format!("{all}.weight")) {
+        true => {
+            let n = n_first + n_k + n_v;
+            [
+                m.linear_rows(x, &all, n, 0..n_first)?,
+                m.linear_rows(x, &all, n, n_first..n_first + n_k)?,
+                m.linear_rows(x, &all, n, n_first + n_k..n)?,
+            ]
+        }
+        false => [
+            m.linear(x, &layer.tensor("attn_q"), n_first)?,
+            m.linear(x, &layer.tensor("attn_k"), n_k)?,
+            m.linear(x, &layer.tensor("attn_v"), n_v)?,
+        ],
+    };
+    if !facts.has_gates_in_q {
+        return Ok(([q, k, v], None));
     }
-    Ok([
-        m.linear(x, &layer.tensor("attn_q"), n_q)?,
-        m.linear(x, &layer.tensor("attn_k"), n_k)?,
-        m.linear(x, &layer.tensor("attn_v"), n_v)?,
-    ])
+    let parts = [0, facts.k_dim].map(|first| m.plan.part(q, facts.n_heads, first, n_q));
+    Ok(([parts[0], k, v], Some(parts[1])))
 }
 
 /// Records the norms of the heads of Q and K, if the layer has them.
@@ -114,16 +134,20 @@ pub(crate) fn normed(
     Ok(m.plan.rms_norm(x, weight, m.config.norm_eps))
 }
 
-/// Multiplies attention's output `heads` by the layer's gate of `x`, which has a value for each value or for each head.
+/// Multiplies attention's output `heads` by the layer's gate of `x`, which has a value for each value or for each head, and
+/// may have been recorded already.
 fn gated(
     m: &mut Builder<'_>,
     layer: Layer<'_>,
-    x: Value,
+    (x, gate): (Value, Option<Value>),
     heads: Value,
 ) -> Result<Value, LoadError> {
     let Some(activation) = layer.facts.gate else {
         return Ok(heads);
     };
+    if let Some(gate) = gate {
+        return Ok(m.plan.gated_activation(activation, gate, heads));
+    }
     let tensor = layer.tensor("attn_gate");
     let n_rows = m.loader.n_rows(&format!("{tensor}.weight"));
     let n_gates = match n_rows {

@@ -4,6 +4,7 @@ mod attention;
 mod feed_forward;
 mod latent;
 mod mixture;
+mod recurrent;
 mod stream;
 
 pub(crate) use attention::{attention, normed};

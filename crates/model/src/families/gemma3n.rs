@@ -158,21 +158,6 @@ fn modalities(m: &mut Builder<'_>, layer: Layer<'_>, x: Value) -> Result<Value, 
     Ok(m.plan.soft_cap(1.0, scores))
 }
 
-/// Records `x * {tensor}.weight^T + bias`.
-fn with_bias(
-    m: &mut Builder<'_>,
-    x: Value,
-    tensor: &str,
-    bias: Vec<f32>,
-) -> Result<Value, LoadError> {
-    let (name, n_out) = (format!("{tensor}.weight"), bias.len());
-    let weight = m.loader.matrix(&name, n_out, x.width())?;
-    let bias = m.loader.push_vector(bias);
-    let out = m.product(x, &name, (weight, Some(bias)), n_out);
-    m.adapt(x, &name, 0..n_out, out)?;
-    Ok(out)
-}
-
 /// Records the streams, each plus a mix of all.
 fn predicted(m: &mut Builder<'_>, layer: Layer<'_>, streams: Value) -> Result<Value, LoadError> {
     let (n, n_embd) = (m.config.n_streams, m.config.n_embd);
@@ -181,7 +166,7 @@ fn predicted(m: &mut Builder<'_>, layer: Layer<'_>, streams: Value) -> Result<Va
     // The streams themselves are the mix with an identity.
     let identity = (0..n * n).map(|at| f32::from(u8::from(at / n == at % n)));
     let tensor = layer.tensor("altup_predict_coef");
-    let weights = with_bias(m, modalities, &tensor, identity.collect())?;
+    let weights = m.linear_plus(modalities, &tensor, (n * n, 0..n * n), identity.collect())?;
     Ok(m.plan.mix(Mixing::OfRows(weights), (streams, n_embd), n))
 }
 
@@ -195,7 +180,7 @@ fn corrected(
     let (n, n_embd) = (m.config.n_streams, m.config.n_embd);
     let modalities = modalities(m, layer, out)?;
     let tensor = layer.tensor("altup_correct_coef");
-    let weights = with_bias(m, modalities, &tensor, vec![1.0; n])?;
+    let weights = m.linear_plus(modalities, &tensor, (n, 0..n), vec![1.0; n])?;
     let change = m.plan.scale(Factor::Constant(-1.0), active);
     let change = m.plan.add(out, change);
     let weights = Mixing::OfRows(weights);

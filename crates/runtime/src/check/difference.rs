@@ -130,6 +130,9 @@ pub(crate) fn difference(
             ));
         }
     }
+    for (got, expected) in got.states.iter().zip(expected.states.iter()) {
+        largest = largest.max(compare_rows(got, expected, expected.len(), &[]));
+    }
     largest
 }
 

@@ -128,6 +128,7 @@ impl<'a> FirstUse<'a> {
             page,
             n_blocks: script.n_blocks,
             kv_type: self.config.kv_type,
+            n_slots: PROMPT_ROWS.len(),
         };
         let mut checked: Box<dyn Stepwise> = match &self.placement {
             None => Box::new(GpuBackend::new(
@@ -158,7 +159,7 @@ impl<'a> FirstUse<'a> {
             &labels,
             Coverage::Distinct,
         )?;
-        if plan.can_shift() {
+        if plan.fixed_by().is_none() {
             let pages = (page, self.config.kv_type);
             let check = compare_moves(checked.as_mut(), &mut oracle, &script, &plan, pages)?;
             report.checks.push(check);

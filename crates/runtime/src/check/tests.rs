@@ -93,6 +93,7 @@ fn backend(
         page: 16,
         n_blocks: script.n_blocks,
         kv_type,
+        n_slots: 2,
     };
     CpuBackend::new(plan.clone(), Arc::clone(&model.weights), options)
 }

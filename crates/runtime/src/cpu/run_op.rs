@@ -1,7 +1,7 @@
 //! Runs each operation of a plan on the CPU: looks up its operands and calls the kernel.
 
 use rocmforge_cpu as cpu;
-use rocmforge_cpu::{Acts, AttnSeq, AttnShape, ExpertMatrices, Gate, Product};
+use rocmforge_cpu::{Acts, AttnSeq, AttnShape, Conv, ExpertMatrices, Gate, Product, StateSeq};
 use rocmforge_plan::{ExpertVectors, Factor, OutMode, Values, Weight};
 
 use super::{ActsBuffer, CpuBackend, CpuStep, LayerCache};
@@ -38,6 +38,7 @@ impl CpuBackend {
             Op::Rope { .. } | Op::KvAppend { .. } | Op::Attention { .. } => {
                 self.run_attention(op, batch, step)
             }
+            Op::CausalConv { .. } | Op::LinearAttention { .. } => self.run_recurrence(op, batch),
             Op::Activate { .. }
             | Op::GatedActivation { .. }
             | Op::Add { .. }
@@ -324,6 +325,56 @@ impl CpuBackend {
                 self.put(out, to);
             }
             _ => unreachable!("{} is not an attention operation", op.name()),
+        }
+    }
+
+    /// Runs what keeps a state of each sequence.
+    fn run_recurrence(&mut self, op: &Op, batch: &Batch) {
+        let isa = self.options.isa;
+        let seqs = batch.seqs.iter().map(|seq| StateSeq {
+            first_row: seq.first_row,
+            n_rows: seq.n_rows,
+            state: seq.state.as_ref().expect("sequences have slots"),
+        });
+        let seqs: Vec<StateSeq<'_>> = seqs.collect();
+        match *op {
+            Op::CausalConv {
+                state,
+                weight,
+                bias,
+                form,
+                x,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let mut states = std::mem::take(&mut self.states[state]);
+                let conv = Conv {
+                    weight: self.weights.vector(weight),
+                    bias: bias.map(|bias| self.weights.vector(bias)),
+                    form,
+                    width: self.plan.buffers[out.0 as usize].width,
+                };
+                let x = self.buffer(x);
+                cpu::causal_conv(isa, &self.pool, &conv, &seqs, x, &mut states, &mut to);
+                self.states[state] = states;
+                self.put(out, to);
+            }
+            Op::LinearAttention {
+                state,
+                ref heads,
+                rule,
+                inputs,
+                out,
+            } => {
+                let mut to = self.take(out);
+                let mut states = std::mem::take(&mut self.states[state]);
+                let inputs = inputs.map(|input| self.buffer(input));
+                let how = (heads, rule);
+                cpu::linear_attention(isa, &self.pool, how, &seqs, inputs, &mut states, &mut to);
+                self.states[state] = states;
+                self.put(out, to);
+            }
+            _ => unreachable!("{} keeps no state", op.name()),
         }
     }
 

@@ -34,6 +34,7 @@ impl Stepwise for CpuBackend {
             acts: Cow::Borrowed(&self.acts),
             routings: Cow::Borrowed(&self.routings),
             cache: Cow::Borrowed(&self.cache),
+            states: Cow::Borrowed(&self.states),
         })
     }
 }
@@ -45,6 +46,7 @@ impl CpuBackend {
         self.acts.clone_from_slice(&memory.acts);
         self.routings.clone_from_slice(&memory.routings);
         self.cache.clone_from_slice(&memory.cache);
+        self.states.clone_from_slice(&memory.states);
     }
 
     /// Runs an operation; attention reads its layer's keys and values rounded to f16.

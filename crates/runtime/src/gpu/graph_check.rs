@@ -79,6 +79,7 @@ impl GpuBackend {
                 n_rows: 1,
                 first_pos: position,
                 block_table: Arc::new((0..=last_page).collect()),
+                state: None,
             }],
             logits: vec![LogitsRow {
                 row: 0,

@@ -58,6 +58,9 @@ impl<'a> Launcher<'a> {
             | Op::NormQuantize { .. } => self.run_norm(op),
             Op::MatMul { .. } | Op::MatMuls { .. } | Op::GatedMatMul { .. } => self.run_matmul(op),
             Op::Rope { .. } | Op::KvAppend { .. } | Op::Attention { .. } => self.run_attention(op),
+            Op::CausalConv { .. } | Op::LinearAttention { .. } => {
+                unreachable!("{} is placed on the CPU", op.name())
+            }
             Op::Activate { .. }
             | Op::GatedActivation { .. }
             | Op::Add { .. }

@@ -100,6 +100,7 @@ impl Stepwise for GpuBackend {
             acts: Cow::Owned(acts),
             routings: Cow::Owned(routings),
             cache: Cow::Owned(cache.collect::<Result<_, GpuError>>()?),
+            states: Cow::Borrowed(&[]),
         })
     }
 }

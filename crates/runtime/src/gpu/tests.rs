@@ -44,6 +44,7 @@ fn batch(step: u64, want: impl Fn(usize) -> Want) -> Batch {
                 n_rows: 1,
                 first_pos: 0,
                 block_table: vec![i as u32].into(),
+                state: None,
             })
             .collect(),
         logits: (0..N_SEQS)

@@ -119,6 +119,7 @@ impl Stepwise for HybridBackend {
             acts: merged(&residency.acts, &cpu.acts, &gpu.acts),
             routings: merged(&residency.routings, &cpu.routings, &gpu.routings),
             cache: merged(&residency.layers, &cpu.cache, &gpu.cache),
+            states: Cow::Owned(cpu.states.into_owned()),
         })
     }
 }

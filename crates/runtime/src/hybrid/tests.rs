@@ -32,6 +32,7 @@ fn options() -> HybridOptions {
             page: PAGE,
             n_blocks: 1,
             kv_type: KvType::F16,
+            n_slots: 1,
         },
         gpu: GpuOptions {
             n_ctx: PAGE,
@@ -95,6 +96,7 @@ fn batch(position: usize, block: u32) -> Batch {
             n_rows: 1,
             first_pos: position,
             block_table: vec![block].into(),
+            state: None,
         }],
         logits: vec![LogitsRow {
             row: 0,

@@ -286,6 +286,7 @@ fn shared_memory_is_counted_once() {
     let part = |weight_bytes, bytes_per_token| MemoryBudget {
         weight_bytes,
         step_bytes: GIB / 4,
+        state_bytes: 0,
         bytes_per_token,
         free_bytes: Some(12 * GIB),
     };

@@ -5,6 +5,7 @@ mod rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 use super::latent::Latent;
+use super::recurrent::Recurrent;
 use super::{N_VOCAB, Synth};
 use rows::rows;
 
@@ -83,6 +84,8 @@ struct Row {
     has_long_factors: bool,
     /// Latent attention, instead of these heads.
     latent: Option<Latent>,
+    /// Layers that keep a state in place of attention.
+    recurrent: Option<Recurrent>,
     norm: Norm,
     /// Norms of each layer.
     norms: &'static [&'static str],
@@ -127,6 +130,8 @@ enum Gate {
     None,
     Heads,
     Values,
+    /// As `Values`; they follow each head of the queries.
+    InQueries,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -242,6 +247,18 @@ impl Row {
                 model.set("attention.head_count_kv", n_kv);
             }
         }
+        if let Some(recurrent) = &self.recurrent {
+            model.recurrent_facts(recurrent);
+            let layers = 0..model.n_layers + self.n_nextn;
+            let n_kv = layers.map(|layer| match self.is_recurrent(layer, model.n_layers) {
+                true => 0,
+                false => n_kv_heads as i32,
+            });
+            if recurrent.has_no_heads() {
+                let n_kv: Vec<i32> = n_kv.collect();
+                model.set("attention.head_count_kv", n_kv);
+            }
+        }
         match self.norm {
             Norm::Rms | Norm::RmsWithBias => {
                 model.set("attention.layer_norm_rms_epsilon", 1e-5f32);
@@ -269,7 +286,11 @@ impl Row {
     fn tensors(&self, model: &mut Synth) -> Result<(), Error> {
         let n_embd = self.n_embd;
         model.matrix("token_embd.weight", N_VOCAB, n_embd)?;
-        self.norm(model, "output_norm", n_embd)?;
+        let output_norm = match self.arch {
+            "lfm2" | "lfm2moe" => "token_embd_norm",
+            _ => "output_norm",
+        };
+        self.norm(model, output_norm, n_embd)?;
         if self.output != Output::Tied {
             model.matrix("output.weight", N_VOCAB, n_embd)?;
         }
@@ -304,6 +325,12 @@ impl Row {
         Ok(())
     }
 
+    /// Returns whether a layer keeps a state, in a model of `n_layers` layers and some that predict further tokens.
+    fn is_recurrent(&self, layer: usize, n_layers: usize) -> bool {
+        let is_in = |recurrent: Recurrent| recurrent.is_in(layer);
+        layer < n_layers && self.recurrent.is_some_and(is_in)
+    }
+
     fn has_window(&self, layer: usize) -> bool {
         // Layers that predict further tokens have none.
         self.windows
@@ -336,6 +363,10 @@ impl Row {
         if let Some(latent) = &self.latent {
             return model.latent_attention(latent, tensor, n_embd);
         }
+        let is_recurrent = self.is_recurrent(layer, model.n_layers);
+        if let Some(recurrent) = self.recurrent.filter(|_| is_recurrent) {
+            return model.recurrent_layer(&recurrent, tensor, n_embd);
+        }
         let [n_heads, n_kv_heads] = self.heads_of(layer);
         let [head_dim, v_dim] = self.head_dims();
         let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
@@ -351,7 +382,7 @@ impl Row {
             }
         }
         match self.gate {
-            Gate::None => {}
+            Gate::None | Gate::InQueries => {}
             Gate::Heads => self.linear(model, &tensor, ("attn_gate", n_heads, n_embd))?,
             Gate::Values => self.linear(model, &tensor, ("attn_gate", n_out, n_embd))?,
         }
@@ -359,6 +390,10 @@ impl Row {
             model.vector(&tensor("attn_sinks.weight"), n_heads, 1.0, 3.0)?;
         }
         self.linear(model, &tensor, ("attn_output", n_embd, n_out))?;
+        let n_q = match self.gate {
+            Gate::InQueries => 2 * n_q,
+            _ => n_q,
+        };
         match self.qkv {
             Qkv::Fused => self.linear(model, &tensor, ("attn_qkv", n_q + n_kv + n_v, n_embd)),
             Qkv::Separate => {
@@ -403,6 +438,9 @@ impl Row {
         model.expert_matrices(&tensor("ffn_gate_exps.weight"), [n_experts, n_ff, n_embd])?;
         model.expert_matrices(&tensor("ffn_up_exps.weight"), [n_experts, n_ff, n_embd])?;
         model.expert_matrices(&tensor("ffn_down_exps.weight"), [n_experts, n_embd, n_ff])?;
+        if self.recurrent.is_some() && experts.n_ff_shared.is_some() {
+            model.matrix(&tensor("ffn_gate_inp_shexp.weight"), 1, n_embd)?;
+        }
         if let Some(n_ff) = experts.n_ff_shared {
             model.matrix(&tensor("ffn_gate_shexp.weight"), n_ff, n_embd)?;
             model.matrix(&tensor("ffn_up_shexp.weight"), n_ff, n_embd)?;

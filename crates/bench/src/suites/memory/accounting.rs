@@ -150,8 +150,8 @@ impl Sequences {
     }
 
     fn check(&self) -> Result<(), BenchError> {
-        let tables = self.tables.iter().map(|(table, _)| table);
-        let checked = self.pool.check_integrity(tables);
+        let held = self.tables.iter().flat_map(|(table, _)| table.blocks());
+        let checked = self.pool.check_integrity(held);
         checked.map_err(|problem| {
             BenchError::Unsupported(format!("KV-cache accounting is inconsistent: {problem}"))
         })

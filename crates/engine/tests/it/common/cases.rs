@@ -70,7 +70,8 @@ macro_rules! for_each_family {
             deepseek3, glm4_flash, deepseek2_growing, llama4, llama4_long,
             phimoe, apertus, smallthinker, smallthinker_global, maincoder, pangu_embedded,
             laguna, laguna_global, mimo2, step35, cohere2moe, cohere2moe_softmax, exaone_moe, exaone_moe_listed,
-            afmoe, afmoe_softmax, mellum, mellum_global
+            afmoe, afmoe_softmax, mellum, mellum_global,
+            lfm2, lfm2moe, qwen35, qwen35_wide, qwen35moe, qwen3next, qwen3next_old
         }
     };
 }

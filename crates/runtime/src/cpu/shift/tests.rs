@@ -27,6 +27,7 @@ fn backend(model: &Model) -> CpuBackend {
         page: PAGE,
         n_blocks: N_TOKENS / PAGE,
         kv_type: KvType::F32,
+        n_slots: 1,
     };
     let mut plan = model.compiled_plan(Fusion::On);
     plan.rope
@@ -50,6 +51,7 @@ fn prompt_at(first: u32, n_vocab: usize) -> Batch {
             n_rows: N_TOKENS,
             first_pos: 0,
             block_table: Arc::new((0..n / PAGE as u32).collect()),
+            state: None,
         }],
         ..Batch::default()
     }

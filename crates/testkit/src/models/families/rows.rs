@@ -1,10 +1,12 @@
 //! The rows: architectures, some of them in a second shape.
 
+mod states;
 mod windows;
 
 use super::Key::{B, F, Ints, OfLayers, S, U};
 use super::{FeedForward, Gate, HeadNorm, Key, Mixture, Norm, Output, Qkv, Row};
 use crate::models::latent::{HeadMatrices, Latent};
+use crate::models::recurrent::{Kind, Recurrent};
 
 const LLAMA: Row = Row {
     name: "",
@@ -15,6 +17,7 @@ const LLAMA: Row = Row {
     n_ff: 512,
     heads: [8, 2, 32],
     latent: None,
+    recurrent: None,
     norm: Norm::Rms,
     norms: &["attn_norm", "ffn_norm"],
     qkv: Qkv::Separate,
@@ -87,7 +90,7 @@ const SECTIONS: (&str, Key) = ("rope.dimension_sections", Ints(&[6, 5, 5, 0]));
 
 /// All rows.
 pub(super) fn rows() -> impl Iterator<Item = &'static Row> {
-    ROWS.iter().chain(windows::ROWS)
+    ROWS.iter().chain(windows::ROWS).chain(states::ROWS)
 }
 
 static ROWS: &[Row] = &[
