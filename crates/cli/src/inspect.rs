@@ -54,6 +54,8 @@ struct Needs {
     n_ctx: usize,
     n_ctx_train: usize,
     kv_bytes: u64,
+    /// The state of one sequence; 0 if no layer keeps one.
+    state_bytes: u64,
     buffer_bytes: u64,
     devices: Vec<OnDevice>,
 }
@@ -73,6 +75,7 @@ impl Needs {
             n_ctx,
             n_ctx_train,
             kv_bytes: cached.saturating_mul(per_token),
+            state_bytes: model.plan.state_bytes(),
             buffer_bytes: model
                 .plan
                 .buffer_bytes(config.max_batch_tokens, config.max_seqs),
@@ -305,6 +308,10 @@ fn print_memory(out: &mut Out, gguf: &Gguf, needs: Option<&Needs>) -> Result<()>
     } = needs;
     let context = format!("context of {n_ctx} tokens (trained for {n_ctx_train}; set with --ctx)");
     row("KV cache", needs.kv_bytes, &context)?;
+    if needs.state_bytes > 0 {
+        let about = "layers that keep a state: of each sequence, and of each snapshot of one";
+        row("state", needs.state_bytes, about)?;
+    }
     row("buffers", needs.buffer_bytes, "activations of one step")?;
     out.line("\nfits on this machine")?;
     for device in &needs.devices {
@@ -354,7 +361,7 @@ fn report(file: &ModelFile, verdict: &Verdict) -> Json {
         None => json!({ "weight_bytes": weight_bytes(gguf) }),
         Some(needs) => json!({
             "weight_bytes": weight_bytes(gguf), "kv_bytes": needs.kv_bytes,
-            "buffer_bytes": needs.buffer_bytes, "ctx": needs.n_ctx, "ctx_train": needs.n_ctx_train,
+            "state_bytes": needs.state_bytes, "buffer_bytes": needs.buffer_bytes, "ctx": needs.n_ctx, "ctx_train": needs.n_ctx_train,
             "fits": needs.devices.iter().any(OnDevice::holds_all),
             "devices": needs.devices.iter().map(OnDevice::json).collect::<Vec<Json>>(),
         }),

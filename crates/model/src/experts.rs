@@ -52,6 +52,7 @@ pub(crate) fn experts(keys: &Keys<'_>, weights: ExpertWeights) -> Result<Experts
         },
         weighed: Weighed::Outputs,
         limit: None,
+        n_latent: None,
         shared: None,
     })
 }

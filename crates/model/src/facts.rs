@@ -153,6 +153,8 @@ pub struct Experts {
     pub weighed: Weighed,
     /// The limit of the experts' SwiGLU.
     pub limit: Option<f32>,
+    /// Width of the vectors that the experts map to each other, if it is not that of the residual stream.
+    pub n_latent: Option<usize>,
     pub shared: Option<SharedExpert>,
 }
 
@@ -230,15 +232,17 @@ impl ModelConfig {
     /// and V.
     pub(crate) fn read_hybrid(
         keys: &Keys<'_>,
-        family: &KeyFacts,
+        family: (&KeyFacts, &str),
         feed_forward: FeedForward,
         recurrent: Recurrent,
     ) -> Result<ModelConfig, LoadError> {
+        const KV_HEADS: &str = "attention.head_count_kv";
         let n_blocks = keys.size("block_count", MAX_LAYERS)?;
-        let counts = ["attention.head_count", "attention.head_count_kv"]
-            .map(|key| keys.counts(key, n_blocks, MAX_DIM));
-        let [heads, kv_heads] = counts;
-        let (mut heads, mut kv_heads) = (heads?, kv_heads?);
+        let mut heads = keys.counts("attention.head_count", n_blocks, MAX_DIM)?;
+        let mut kv_heads = match keys.meta.get(&keys.key(KV_HEADS)) {
+            None => heads.clone(),
+            Some(_) => keys.counts(KV_HEADS, n_blocks, MAX_DIM)?,
+        };
         let is_recurrent: Vec<bool> = kv_heads.iter().map(|&n| n == 0).collect();
         // Numbers that mean nothing, but pass for heads.
         let some = heads.iter().copied().find(|&n| n > 0).unwrap_or(1);
@@ -248,8 +252,7 @@ impl ModelConfig {
             }
         }
         let heads = [heads, kv_heads];
-        let mut config =
-            ModelConfig::read_with_heads(keys, (family, RMS_EPS), feed_forward, heads)?;
+        let mut config = ModelConfig::read_with_heads(keys, family, feed_forward, heads)?;
         set_recurrent(&mut config, recurrent, |layer| is_recurrent[layer]);
         Ok(config)
     }

@@ -15,6 +15,8 @@ pub enum Recurrent {
     GatedDelta(LinearLayer),
     /// A Mamba-2 layer (Dao and Gu 2024).
     Mamba2(LinearLayer),
+    /// A Mamba-2 layer whose output is added to that of attention.
+    BesideAttention(LinearLayer),
 }
 
 /// A layer of linear attention behind a convolution.

@@ -9,9 +9,9 @@ use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
     afmoe, apertus, arcee, bert, cohere, deepseek2, exaone_moe, exaone4, falcon, gemma, gemma3n,
-    gemma4, glm4, gpt_oss, gpt2, granite, hunyuan, laguna, lfm2, llama, llama4, mellum, mimo2,
-    minicpm3, mistral3, mixtures, modern_bert, muse_glimmer, olmo2, phi3, phimoe, qwen, qwen35,
-    seed_oss, smallthinker, smollm3, stablelm, step35,
+    gemma4, glm4, gpt_oss, gpt2, granite, hunyuan, laguna, lfm2, llama, llama4, mamba2, mellum,
+    mimo2, minicpm3, mistral3, mixtures, modern_bert, muse_glimmer, olmo2, phi3, phimoe, qwen,
+    qwen35, seed_oss, smallthinker, smollm3, stablelm, step35,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
@@ -129,6 +129,11 @@ static FAMILIES: &[Family] = &[
     row("qwen35", (Neox, Factors::LongRope), HeadNorm::Each, (qwen35::dense, seed_oss::record)),
     row("qwen35moe", (Neox, Factors::LongRope), HeadNorm::Each, (qwen35::mixture, seed_oss::record)),
     row("qwen3next", (Neox, Factors::LongRope), HeadNorm::Each, (qwen35::next, seed_oss::record)),
+    row("mamba2", (Norm, Factors::Never), HeadNorm::IfPresent, (mamba2::facts, mamba2::record)),
+    row("granitehybrid", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (mamba2::granite, granite::record)),
+    row("falcon-h1", (Neox, Factors::Never), HeadNorm::IfPresent, (mamba2::falcon, mamba2::record_falcon)),
+    row("nemotron_h", (Norm, Factors::Never), HeadNorm::IfPresent, (mamba2::nemotron, mamba2::record_nemotron)),
+    row("nemotron_h_moe", (Norm, Factors::Never), HeadNorm::IfPresent, (mamba2::nemotron, mamba2::record_nemotron)),
     row("bert", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts_with_positions, bert::record)).with(EmbeddingFacts::ENCODER),
     row("nomic-bert", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts, bert::record_nomic)).with(EmbeddingFacts::ENCODER),
     row("nomic-bert-moe", (Neox, Factors::Never), HeadNorm::TogetherCentered, (bert::facts_with_experts, bert::record)).with(EmbeddingFacts::ENCODER),

@@ -64,10 +64,12 @@ pub(crate) fn place(
             planner.fixed(n, offload.experts)
         }
     };
+    let has_attention = planner.n_layers() > 0;
+    let notice = "this model has no attention; what it has instead runs on the CPU, and so does the whole model";
     Ok(Placed {
         resolved: planner.resolve(&place, config)?,
         place,
-        notice: None,
+        notice: (!has_attention).then(|| notice.to_string()),
     })
 }
 

@@ -87,7 +87,8 @@ fn families_on_a_gpu_match_the_cpu(name: &str) {
     let Some(gpu) = test_gpu() else { return };
     let n_layers = match name {
         "muse_glimmer" | "cohere2" | "llama4" | "llama4_long" => 4,
-        "exaone_moe" | "afmoe" | "mellum" => 4,
+        "exaone_moe" | "afmoe" | "mellum" | "qwen35_wide" => 4,
+        "nemotron_h" | "nemotron_h_moe" | "nemotron_h_latent" => 4,
         "cohere2moe" | "cohere2moe_softmax" => 5,
         "glm4moe_wide" => 3,
         _ => 2,

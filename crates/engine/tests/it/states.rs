@@ -42,6 +42,13 @@ macro_rules! for_each_state {
             qwen35moe("qwen35moe"),
             qwen3next("qwen3next"),
             qwen3next_old("qwen3next_old"),
+            mamba2("mamba2"),
+            granitehybrid("granitehybrid"),
+            granitehybrid_moe("granitehybrid_moe"),
+            falcon_h1("falcon_h1"),
+            nemotron_h("nemotron_h"),
+            nemotron_h_moe("nemotron_h_moe"),
+            nemotron_h_latent("nemotron_h_latent"),
         }
     };
 }

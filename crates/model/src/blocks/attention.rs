@@ -15,10 +15,19 @@ pub(crate) fn attention(
     layer: Layer<'_>,
     x: Value,
 ) -> Result<Value, LoadError> {
-    let facts = layer.facts;
-    if let Some(recurrent) = facts.recurrent {
-        return recurrent_layer(m, layer, recurrent, x);
+    match layer.facts.recurrent {
+        Some(recurrent) => recurrent_layer(m, layer, recurrent, x),
+        None => own_attention(m, layer, x),
     }
+}
+
+/// Records the attention of a layer, whatever else it has.
+pub(super) fn own_attention(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    x: Value,
+) -> Result<Value, LoadError> {
+    let facts = layer.facts;
     if let Some(latent) = &facts.latent {
         return latent_attention(m, layer, latent, x);
     }

@@ -45,7 +45,8 @@ pub(crate) fn chosen_experts(
     combined(m, layer, (routing, experts), activated)
 }
 
-/// As [`routed_experts`], of experts without gates: `down(activation(up(x)))`.
+/// As [`routed_experts`], of experts without gates: `down(activation(up(x)))`, perhaps between projections to narrower
+/// vectors and back.
 pub(crate) fn plain_experts(
     m: &mut Builder<'_>,
     layer: Layer<'_>,
@@ -55,9 +56,17 @@ pub(crate) fn plain_experts(
     let routing = routing(m, layer, experts, x)?;
     let up = layer.tensor("ffn_up_exps");
     m.refuse_expert_scales(&up)?;
+    let x = match experts.n_latent {
+        Some(n_latent) => m.linear(x, &layer.tensor("ffn_latent_down"), n_latent)?,
+        None => x,
+    };
     let up = m.expert_linear(x, &up, (routing, experts), experts.n_ff)?;
     let activated = m.plan.activate(activation, up);
-    combined(m, layer, (routing, experts), activated)
+    let out = combined(m, layer, (routing, experts), activated)?;
+    match experts.n_latent {
+        Some(_) => m.linear(out, &layer.tensor("ffn_latent_up"), m.config.n_embd),
+        None => Ok(out),
+    }
 }
 
 /// Records the choice of experts for each token.
@@ -87,7 +96,8 @@ fn combined(
     activated: Value,
 ) -> Result<Value, LoadError> {
     let down = layer.tensor("ffn_down_exps");
-    let out = m.expert_linear(activated, &down, chosen, m.config.n_embd)?;
+    let n_out = chosen.1.n_latent.unwrap_or(m.config.n_embd);
+    let out = m.expert_linear(activated, &down, chosen, n_out)?;
     Ok(m.plan.combine_experts(out, chosen.0))
 }
 
@@ -126,6 +136,18 @@ fn selection_bias(
         }
     }
     Ok(None)
+}
+
+/// Records the output of a shared expert of width `n_ff` without a gate: `down(activation(up(x)))`.
+pub(crate) fn plain_shared(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    (activation, n_ff): (Activation, usize),
+    x: Value,
+) -> Result<Value, LoadError> {
+    let up = m.linear(x, &layer.tensor("ffn_up_shexp"), n_ff)?;
+    let activated = m.plan.activate(activation, up);
+    m.linear(activated, &layer.tensor("ffn_down_shexp"), m.config.n_embd)
 }
 
 /// Adds the output of the shared expert to `sum`, times a gate if it has one.

@@ -11,5 +11,5 @@ pub(crate) use attention::{attention, normed};
 pub(crate) use feed_forward::{
     feed_forward, fused_feed_forward, gated_feed_forward, plain_feed_forward,
 };
-pub(crate) use mixture::{chosen_experts, plain_experts, routed_experts, routing};
+pub(crate) use mixture::{chosen_experts, plain_experts, plain_shared, routed_experts, routing};
 pub(crate) use stream::{add_positions, add_token_type, embedding, embeddings, logits};

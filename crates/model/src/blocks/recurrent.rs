@@ -2,6 +2,7 @@
 
 use rocmforge_plan::{Activation, ConvForm, Factor, LinearInputs, StateRule, Value};
 
+use crate::blocks::attention::own_attention;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::Layer;
@@ -18,6 +19,11 @@ pub(super) fn recurrent_layer(
         Recurrent::ShortConv(n) => short_conv(m, layer, n, x),
         Recurrent::GatedDelta(linear) => gated_delta(m, layer, &linear, x),
         Recurrent::Mamba2(linear) => mamba2(m, layer, &linear, x),
+        Recurrent::BesideAttention(linear) => {
+            let beside = mamba2(m, layer, &linear, x)?;
+            let out = own_attention(m, layer, x)?;
+            Ok(m.plan.add(beside, out))
+        }
     }
 }
 

@@ -18,13 +18,16 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
 }
 
 pub(crate) fn mixture(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
+    read(keys, family, FeedForward::Mixture(experts_of(keys)?))
+}
+
+pub(super) fn experts_of(keys: &Keys<'_>) -> Result<Experts, LoadError> {
     let experts = Experts {
         // Its files state the width of each expert here.
         n_ff: experts::n_ff(keys)?,
         ..experts::experts(keys, ExpertWeights::Normalized)?
     };
-    let experts = experts::with_stated_shared(keys, experts, None)?;
-    read(keys, family, FeedForward::Mixture(experts))
+    experts::with_stated_shared(keys, experts, None)
 }
 
 /// MiniCPM 1 to 5 (not 3). Old files have no factors; these are those of the first models.
@@ -47,11 +50,21 @@ fn read(
     feed_forward: FeedForward,
 ) -> Result<ModelConfig, LoadError> {
     let mut config = ModelConfig::read(keys, family, RMS_EPS, feed_forward)?;
+    let logits = keys.required_positive("logit_scale")?;
+    set_factors(keys, &mut config, logits)?;
+    Ok(config)
+}
+
+/// Reads the constant factors; that on the logits divides them.
+pub(super) fn set_factors(
+    keys: &Keys<'_>,
+    config: &mut ModelConfig,
+    logits: f64,
+) -> Result<(), LoadError> {
     let deepstack = keys.key("deepstack_mapping");
     if keys.meta.get(&deepstack).is_some() {
         return Err(keys.unsupported(format!("inputs of a vision model (`{deepstack}`)")));
     }
-    let logits = keys.required_positive("logit_scale")?;
     config.scales = Scales {
         embedding: keys.positive_or_zero("embedding_scale")?.unwrap_or(1.0),
         residual: keys.positive_or_zero("residual_scale")?.unwrap_or(1.0),
@@ -64,7 +77,7 @@ fn read(
         layer.rope = layer.rope.filter(|_| rotates.unwrap_or(true));
         layer.scores.scale = scale.map_or(layer.scores.scale, |scale| scale as f32);
     }
-    Ok(config)
+    Ok(())
 }
 
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {

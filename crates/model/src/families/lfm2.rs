@@ -7,7 +7,7 @@ use crate::blocks::{attention, embeddings, feed_forward, logits};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts::{self, lead_with_dense, stated_experts};
-use crate::facts::{FeedForward, KeyFacts, ModelConfig};
+use crate::facts::{FeedForward, KeyFacts, ModelConfig, RMS_EPS};
 use crate::keys::Keys;
 use crate::recurrent::{Recurrent, n_conv};
 
@@ -29,7 +29,7 @@ fn read(
     feed_forward: FeedForward,
 ) -> Result<ModelConfig, LoadError> {
     let recurrent = Recurrent::ShortConv(n_conv(keys, "shortconv.l_cache")?);
-    let mut config = ModelConfig::read_hybrid(keys, family, feed_forward, recurrent)?;
+    let mut config = ModelConfig::read_hybrid(keys, (family, RMS_EPS), feed_forward, recurrent)?;
     let window = keys.meta.opt_u32(&keys.key("attention.sliding_window"))?;
     if let Some(window) = window.filter(|&window| window > 0) {
         for layer in &mut config.layers {

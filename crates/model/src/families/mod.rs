@@ -22,6 +22,7 @@ pub(crate) mod laguna;
 pub(crate) mod lfm2;
 pub(crate) mod llama;
 pub(crate) mod llama4;
+pub(crate) mod mamba2;
 pub(crate) mod mellum;
 pub(crate) mod mimo2;
 pub(crate) mod minicpm3;

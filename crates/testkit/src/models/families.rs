@@ -5,7 +5,7 @@ mod rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 use super::latent::Latent;
-use super::recurrent::Recurrent;
+use super::recurrent::{Kind, Recurrent};
 use super::{N_VOCAB, Synth};
 use rows::rows;
 
@@ -86,6 +86,7 @@ struct Row {
     latent: Option<Latent>,
     /// Layers that keep a state in place of attention.
     recurrent: Option<Recurrent>,
+    blocks: Blocks,
     norm: Norm,
     /// Norms of each layer.
     norms: &'static [&'static str],
@@ -143,6 +144,17 @@ enum FeedForward {
     Plain,
 }
 
+/// What a layer has.
+#[derive(Clone, Copy, PartialEq)]
+enum Blocks {
+    /// Attention, or what is in its place, and a network.
+    Two,
+    /// No network.
+    NoNetwork,
+    /// In turn a state, a network, attention, a network.
+    OneEach,
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Output {
     Own,
@@ -163,6 +175,8 @@ struct Mixture {
     n_ff_shared: Option<usize>,
     /// The tensor that is added to the scores for the choice.
     bias: Option<&'static str>,
+    /// Width between the projections before and after the experts.
+    n_latent: Option<usize>,
 }
 
 /// A value of the metadata.
@@ -250,13 +264,25 @@ impl Row {
         if let Some(recurrent) = &self.recurrent {
             model.recurrent_facts(recurrent);
             let layers = 0..model.n_layers + self.n_nextn;
-            let n_kv = layers.map(|layer| match self.is_recurrent(layer, model.n_layers) {
-                true => 0,
-                false => n_kv_heads as i32,
+            let has_heads = |layer: usize| {
+                !self.is_recurrent(layer, model.n_layers) && self.has_attention(layer)
+            };
+            let n_kv = layers.map(|layer| match has_heads(layer) {
+                true => n_kv_heads as i32,
+                false => 0,
             });
             if recurrent.has_no_heads() {
                 let n_kv: Vec<i32> = n_kv.collect();
                 model.set("attention.head_count_kv", n_kv);
+            }
+            if self.blocks != Blocks::Two {
+                let layers = 0..model.n_layers + self.n_nextn;
+                let n_ff = layers.map(|layer| match self.has_network(layer) {
+                    true => self.n_ff as i32,
+                    false => 0,
+                });
+                let n_ff: Vec<i32> = n_ff.collect();
+                model.set("feed_forward_length", n_ff);
             }
         }
         match self.norm {
@@ -308,8 +334,11 @@ impl Row {
             for norm in self.norms {
                 self.norm(model, &tensor(norm), n_embd)?;
             }
-            self.attention(model, layer, &tensor)?;
+            if self.has_attention(layer) {
+                self.attention(model, layer, &tensor)?;
+            }
             match &self.mixture {
+                _ if !self.has_network(layer) => {}
                 Some(experts) if experts.are_in(layer) => {
                     self.mixture(model, &tensor, experts)?;
                 }
@@ -325,10 +354,23 @@ impl Row {
         Ok(())
     }
 
+    fn has_network(&self, layer: usize) -> bool {
+        match self.blocks {
+            Blocks::Two => true,
+            Blocks::NoNetwork => false,
+            Blocks::OneEach => layer % 2 == 1,
+        }
+    }
+
+    /// Returns whether a layer has attention, or something in its place.
+    fn has_attention(&self, layer: usize) -> bool {
+        self.blocks != Blocks::OneEach || layer.is_multiple_of(2)
+    }
+
     /// Returns whether a layer keeps a state, in a model of `n_layers` layers and some that predict further tokens.
     fn is_recurrent(&self, layer: usize, n_layers: usize) -> bool {
         let is_in = |recurrent: Recurrent| recurrent.is_in(layer);
-        layer < n_layers && self.recurrent.is_some_and(is_in)
+        layer < n_layers && self.has_attention(layer) && self.recurrent.is_some_and(is_in)
     }
 
     fn has_window(&self, layer: usize) -> bool {
@@ -365,7 +407,12 @@ impl Row {
         }
         let is_recurrent = self.is_recurrent(layer, model.n_layers);
         if let Some(recurrent) = self.recurrent.filter(|_| is_recurrent) {
-            return model.recurrent_layer(&recurrent, tensor, n_embd);
+            model.recurrent_layer(&recurrent, tensor, n_embd)?;
+            if recurrent.kind != Kind::Mamba2Beside {
+                return Ok(());
+            }
+            // Without the usual ending, as in released files.
+            model.vector(&tensor("ffn_norm"), n_embd, 1.0, 0.3)?;
         }
         let [n_heads, n_kv_heads] = self.heads_of(layer);
         let [head_dim, v_dim] = self.head_dims();
@@ -435,14 +482,24 @@ impl Row {
         if let Some(bias) = experts.bias {
             model.vector(&tensor(bias), n_experts, 0.0, 0.3)?;
         }
-        model.expert_matrices(&tensor("ffn_gate_exps.weight"), [n_experts, n_ff, n_embd])?;
-        model.expert_matrices(&tensor("ffn_up_exps.weight"), [n_experts, n_ff, n_embd])?;
-        model.expert_matrices(&tensor("ffn_down_exps.weight"), [n_experts, n_embd, n_ff])?;
-        if self.recurrent.is_some() && experts.n_ff_shared.is_some() {
+        let n_latent = experts.n_latent.unwrap_or(n_embd);
+        if experts.n_latent.is_some() {
+            model.matrix(&tensor("ffn_latent_down.weight"), n_latent, n_embd)?;
+            model.matrix(&tensor("ffn_latent_up.weight"), n_embd, n_latent)?;
+        }
+        let into = [n_experts, n_ff, n_latent];
+        if self.feed_forward != FeedForward::Plain {
+            model.expert_matrices(&tensor("ffn_gate_exps.weight"), into)?;
+        }
+        model.expert_matrices(&tensor("ffn_up_exps.weight"), into)?;
+        model.expert_matrices(&tensor("ffn_down_exps.weight"), [n_experts, n_latent, n_ff])?;
+        if self.gate == Gate::InQueries && experts.n_ff_shared.is_some() {
             model.matrix(&tensor("ffn_gate_inp_shexp.weight"), 1, n_embd)?;
         }
         if let Some(n_ff) = experts.n_ff_shared {
-            model.matrix(&tensor("ffn_gate_shexp.weight"), n_ff, n_embd)?;
+            if self.feed_forward != FeedForward::Plain {
+                model.matrix(&tensor("ffn_gate_shexp.weight"), n_ff, n_embd)?;
+            }
             model.matrix(&tensor("ffn_up_shexp.weight"), n_ff, n_embd)?;
             model.matrix(&tensor("ffn_down_shexp.weight"), n_embd, n_ff)?;
         }

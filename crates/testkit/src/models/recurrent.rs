@@ -25,6 +25,8 @@ pub(super) enum Kind {
     /// Qwen3-Next in old files: all projections in one tensor, by head of keys.
     DeltaByHead,
     Mamba2,
+    /// Beside attention (Falcon-H1).
+    Mamba2Beside,
 }
 
 impl Recurrent {
@@ -87,7 +89,7 @@ impl Synth {
         self.vector(&tensor("ssm_dt.bias"), n_heads, -0.5, 1.0)?;
         // From heads that remember long to heads that forget soon.
         let decay = (-0.4, 0.39);
-        if kind == Kind::Mamba2 {
+        if matches!(kind, Kind::Mamba2 | Kind::Mamba2Beside) {
             self.matrix(&tensor("ssm_in.weight"), n_v + n_mixed + n_heads, n_embd)?;
             self.vector(&tensor("ssm_conv1d.bias"), n_mixed, 0.0, 0.3)?;
             self.floats(&tensor("ssm_a"), &[1, n_heads], decay)?;

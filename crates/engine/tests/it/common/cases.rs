@@ -71,7 +71,8 @@ macro_rules! for_each_family {
             phimoe, apertus, smallthinker, smallthinker_global, maincoder, pangu_embedded,
             laguna, laguna_global, mimo2, step35, cohere2moe, cohere2moe_softmax, exaone_moe, exaone_moe_listed,
             afmoe, afmoe_softmax, mellum, mellum_global,
-            lfm2, lfm2moe, qwen35, qwen35_wide, qwen35moe, qwen3next, qwen3next_old
+            lfm2, lfm2moe, qwen35, qwen35_wide, qwen35moe, qwen3next, qwen3next_old,
+            mamba2, granitehybrid, granitehybrid_moe, falcon_h1, nemotron_h, nemotron_h_moe, nemotron_h_latent
         }
     };
 }

@@ -4,7 +4,7 @@ mod states;
 mod windows;
 
 use super::Key::{B, F, Ints, OfLayers, S, U};
-use super::{FeedForward, Gate, HeadNorm, Key, Mixture, Norm, Output, Qkv, Row};
+use super::{Blocks, FeedForward, Gate, HeadNorm, Key, Mixture, Norm, Output, Qkv, Row};
 use crate::models::latent::{HeadMatrices, Latent};
 use crate::models::recurrent::{Kind, Recurrent};
 
@@ -18,6 +18,7 @@ const LLAMA: Row = Row {
     heads: [8, 2, 32],
     latent: None,
     recurrent: None,
+    blocks: Blocks::Two,
     norm: Norm::Rms,
     norms: &["attn_norm", "ffn_norm"],
     qkv: Qkv::Separate,
@@ -45,6 +46,7 @@ const EXPERTS: Mixture = Mixture {
     period: 1,
     n_ff_shared: None,
     bias: None,
+    n_latent: None,
 };
 
 /// DeepSeek's kind: a dense layer, then many experts and a shared one.

@@ -1,8 +1,8 @@
 //! Families with layers that keep states of sequences.
 
 use super::{
-    BIASED, EXPERTS, F, GATING, Gate, HeadNorm, Ints, Kind, LLAMA, Mixture, ONE_DENSE, Output,
-    POST_ATTENTION, Recurrent, Row, SECTIONS, U,
+    B, BIASED, Blocks, EXPERTS, F, FeedForward, GATING, Gate, HeadNorm, Ints, Key, Kind, LLAMA,
+    Mixture, NORMED, ONE_DENSE, Output, POST_ATTENTION, Recurrent, Row, SCALE, SECTIONS, U,
 };
 
 const SHORT_CONV: Recurrent = Recurrent {
@@ -17,6 +17,38 @@ const DELTA: Recurrent = Recurrent {
     interval: 2,
     n_conv: 4,
     heads: [4, 2, 32, 32],
+};
+
+const MAMBA: Recurrent = Recurrent {
+    kind: Kind::Mamba2,
+    interval: 2,
+    n_conv: 4,
+    heads: [8, 1, 64, 64],
+};
+
+const GRANITE: &[(&str, Key)] = &[
+    ("embedding_scale", F(12.0)),
+    ("residual_scale", F(0.22)),
+    ("attention.scale", F(0.3)),
+    ("logit_scale", F(8.0)),
+];
+
+/// llama.cpp needs it also in files that state the epsilon of RMS norms.
+const LAYER_EPS: (&str, Key) = ("attention.layer_norm_epsilon", F(1e-5));
+
+const NEMOTRON: Row = Row {
+    n_layers: 6,
+    norms: &["attn_norm"],
+    blocks: Blocks::OneEach,
+    recurrent: Some(Recurrent {
+        // The layers 0 and 4; attention is in 2.
+        interval: 3,
+        heads: [8, 2, 64, 32],
+        ..MAMBA
+    }),
+    keys: &[LAYER_EPS],
+    prompts: &[1, 17, 300],
+    ..LLAMA
 };
 
 const QWEN: Row = Row {
@@ -127,5 +159,94 @@ pub(super) static ROWS: &[Row] = &[
             ("expert_shared_feed_forward_length", U(256)),
         ],
         ..QWEN
+    },
+    Row {
+        name: "mamba2",
+        arch: "mamba2",
+        n_layers: 3,
+        norms: &["attn_norm"],
+        blocks: Blocks::NoNetwork,
+        recurrent: Some(Recurrent {
+            interval: usize::MAX,
+            heads: [8, 2, 32, 64],
+            ..MAMBA
+        }),
+        output: Output::Tied,
+        prompts: &[1, 17, 300, 1500],
+        ..LLAMA
+    },
+    Row {
+        name: "granitehybrid",
+        arch: "granitehybrid",
+        n_layers: 4,
+        recurrent: Some(MAMBA),
+        output: Output::Tied,
+        keys: GRANITE,
+        prompts: &[1, 17, 300, 1500],
+        ..LLAMA
+    },
+    Row {
+        name: "granitehybrid_moe",
+        arch: "granitehybrid",
+        n_layers: 4,
+        n_ff: 256,
+        recurrent: Some(MAMBA),
+        mixture: Some(QWEN_EXPERTS),
+        keys: &[
+            ("rope.scaling.finetuned", B(false)),
+            ("expert_shared_feed_forward_length", U(256)),
+        ],
+        ..LLAMA
+    },
+    Row {
+        name: "falcon_h1",
+        arch: "falcon-h1",
+        norms: &["attn_norm"],
+        recurrent: Some(Recurrent {
+            kind: Kind::Mamba2Beside,
+            interval: usize::MAX,
+            heads: [6, 1, 48, 32],
+            ..MAMBA
+        }),
+        prompts: &[1, 17, 300],
+        ..LLAMA
+    },
+    Row {
+        name: "nemotron_h",
+        arch: "nemotron_h",
+        feed_forward: FeedForward::Plain,
+        ..NEMOTRON
+    },
+    Row {
+        name: "nemotron_h_moe",
+        arch: "nemotron_h_moe",
+        feed_forward: FeedForward::Plain,
+        mixture: Some(Mixture {
+            n_dense: 0,
+            ..BIASED
+        }),
+        keys: &[
+            LAYER_EPS,
+            NORMED,
+            SCALE,
+            ("expert_shared_feed_forward_length", U(256)),
+        ],
+        ..NEMOTRON
+    },
+    Row {
+        name: "nemotron_h_latent",
+        arch: "nemotron_h_moe",
+        feed_forward: FeedForward::Plain,
+        mixture: Some(Mixture {
+            n_dense: 0,
+            n_latent: Some(128),
+            ..BIASED
+        }),
+        keys: &[
+            LAYER_EPS,
+            ("moe_latent_size", U(128)),
+            ("expert_shared_feed_forward_length", U(256)),
+        ],
+        ..NEMOTRON
     },
 ];
