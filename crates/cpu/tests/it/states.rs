@@ -17,13 +17,12 @@ const START: u32 = 3;
 const KEPT: u32 = 0;
 const KEPT_AFTER: usize = 20;
 
+/// An operation: of sequences, the rows of each, states and outputs.
+type Op<'a> = dyn Fn(&[StateSeq<'_>], &[usize], &mut [f32], &mut [f32]) + 'a;
+type PooledOp<'a> = dyn Fn(&Pool, &[StateSeq<'_>], &[usize], &mut [f32], &mut [f32]) + 'a;
+
 /// Runs `op` for both sequences with the rows in steps of `chunk`; returns the outputs and the states.
-fn in_chunks(
-    chunk: usize,
-    states: &[f32],
-    width: usize,
-    op: &dyn Fn(&[StateSeq<'_>], &[usize], &mut [f32], &mut [f32]),
-) -> (Vec<f32>, Vec<f32>) {
+fn in_chunks(chunk: usize, states: &[f32], width: usize, op: &Op<'_>) -> (Vec<f32>, Vec<f32>) {
     let mut states = states.to_vec();
     let mut outs = vec![vec![]; 2];
     for first in (0..N_ROWS[0]).step_by(chunk) {
@@ -74,11 +73,7 @@ fn in_chunks(
 }
 
 /// Checks that all chunks and numbers of threads give the same bits, and returns them.
-fn same_bits(
-    states: &[f32],
-    width: usize,
-    op: &dyn Fn(&Pool, &[StateSeq<'_>], &[usize], &mut [f32], &mut [f32]),
-) -> (Vec<f32>, Vec<f32>) {
+fn same_bits(states: &[f32], width: usize, op: &PooledOp<'_>) -> (Vec<f32>, Vec<f32>) {
     let run = |n_threads: usize, chunk: usize| {
         let pool = Pool::new(n_threads);
         in_chunks(chunk, states, width, &|seqs, rows, states, out| {
