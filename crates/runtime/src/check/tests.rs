@@ -115,6 +115,7 @@ impl Stepwise for Wrong {
                 acts: Cow::Owned(memory.acts.into_owned()),
                 routings: Cow::Owned(memory.routings.into_owned()),
                 cache: Cow::Owned(memory.cache.into_owned()),
+                states: Cow::Owned(memory.states.into_owned()),
             };
             (self.harm)(&mut memory);
             self.backend.set_memory(&memory);
