@@ -435,6 +435,7 @@ mod tests {
     use rocmforge_testkit::models::families;
 
     use super::*;
+    use crate::start::few_slots;
 
     /// Loads forge-mini: trained for 2048 positions; 10 layers of 2 heads of 64 + 64 values are 5120 bytes per token in
     /// f16.
@@ -520,7 +521,10 @@ mod tests {
         };
         let slots = |available: Option<u64>| {
             let resolved = resolve(&model, &config, available).unwrap();
-            (resolved.n_slots, resolved.limits.max_seqs)
+            let max_seqs = resolved.limits.max_seqs;
+            let notice = few_slots(&model, &config, &resolved);
+            assert_eq!(notice.is_some(), max_seqs < 8, "{notice:?}");
+            (resolved.n_slots, max_seqs)
         };
         assert_eq!(slots(None), (32, 8));
         assert_eq!(slots(Some(8192 * MIB)), (32, 8));
