@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use rocmforge_gguf::{GgmlType, Gguf};
-use rocmforge_model::{FeedForward, Model, ModelConfig, Purpose, architectures};
+use rocmforge_model::{
+    FeedForward, LayerFacts, Model, ModelConfig, Purpose, Recurrent, architectures,
+};
 use rocmforge_plan::Mask;
 use rocmforge_testkit::models::{self, embeddings, families};
 
@@ -28,9 +30,12 @@ const PROOF: &str = "
 Each architecture has small random models with the metadata of its released files. The tests compare them
 
 - with llama.cpp, on the CPU in F32: for the models of `testkit/src/models/families` a logit of every position of
-  prompts of 1, 33 and 130 tokens, or logits of a prompt longer than the chunks or windows that llama.cpp fixes; for the
+  prompts of 1, 33 and 130 tokens (with states up to 1,500), or logits of a prompt longer than the chunks or windows that llama.cpp fixes; for the
   others logits after 1, 17 and 300 tokens;
-- on an emulated GPU with the CPU.
+- on an emulated GPU with the CPU. What keeps a state of each sequence runs on the CPU there.
+
+Layers with states (convolutions, gated delta nets, Mamba-2) are named with heads of values / of keys × the values of a key ×
+those of a value.
 
 Models for embeddings (those of `testkit/src/models/embeddings.rs`) are compared with llama.cpp by the embeddings, or scores,
 of texts of 1, 33 and 130 tokens, with each pooling.
@@ -151,9 +156,31 @@ fn config(name: &str) -> Result<ModelConfig> {
     Ok(Model::load_for(purpose, gguf, &[])?.config)
 }
 
+/// The heads of the first layer with attention, and what the first layer with a state has.
 fn heads(config: &ModelConfig) -> String {
-    let layer = &config.layers[0];
-    format!("{} / {} × {}", layer.n_heads, layer.n_kv_heads, layer.k_dim)
+    let beside = |it: Recurrent| matches!(it, Recurrent::BesideAttention(_));
+    let attends = |layer: &&LayerFacts| layer.recurrent.is_none_or(beside);
+    let attention = config
+        .layers
+        .iter()
+        .find(attends)
+        .map(|layer| format!("{} / {} × {}", layer.n_heads, layer.n_kv_heads, layer.k_dim));
+    let state = config.layers.iter().find_map(|layer| layer.recurrent);
+    let state = state.map(|recurrent| {
+        let (kind, linear) = match recurrent {
+            Recurrent::ShortConv(n) => return format!("convolution over {n}"),
+            Recurrent::GatedDelta(linear) => ("gated delta", linear),
+            Recurrent::Mamba2(linear) | Recurrent::BesideAttention(linear) => ("Mamba-2", linear),
+        };
+        let heads = linear.heads;
+        let (k_dim, v_dim) = (heads.k_dim, heads.v_dim);
+        format!(
+            "{kind} {} / {} × {k_dim} × {v_dim}",
+            heads.n_heads, heads.n_k_heads
+        )
+    });
+    let all: Vec<String> = attention.into_iter().chain(state).collect();
+    all.join("; ")
 }
 
 /// The window or chunk of the layers that have one.
@@ -171,8 +198,10 @@ fn window(config: &ModelConfig) -> String {
 /// The network of the last layer; the first ones of a mixture may be dense.
 fn feed_forward(config: &ModelConfig) -> String {
     let network = config.layers.last().map(|layer| layer.feed_forward);
-    let Some(FeedForward::Mixture(experts)) = network else {
-        return "dense".into();
+    let experts = match network {
+        Some(FeedForward::Mixture(experts)) => experts,
+        Some(FeedForward::Dense { n_ff: 0 }) => return "none".into(),
+        _ => return "dense".into(),
     };
     let shared = experts.shared.map_or("", |_| ", one shared");
     format!("{} experts{shared}", experts.n_experts)

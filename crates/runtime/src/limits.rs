@@ -431,9 +431,11 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use rocmforge_gguf::{Gguf, LoadMode};
+    use rocmforge_gguf::{GgmlType, Gguf, LoadMode};
+    use rocmforge_testkit::models::families;
 
     use super::*;
+    use crate::start::few_slots;
 
     /// Loads forge-mini: trained for 2048 positions; 10 layers of 2 heads of 64 + 64 values are 5120 bytes per token in
     /// f16.
@@ -502,6 +504,43 @@ mod tests {
             };
             assert_eq!(resolve(&config, available), expected);
         }
+    }
+
+    /// States take at most a quarter of the memory beside a step, and limit how many sequences run.
+    #[test]
+    fn slots_for_states_leave_memory_for_the_cache() {
+        let writer = families::model("qwen35_wide", GgmlType::Q8_0).unwrap();
+        let gguf = Gguf::from_vec(writer.unwrap().to_vec().unwrap()).unwrap();
+        let model = Model::load(Arc::new(gguf)).unwrap();
+        // Three layers, each with 6 states of 128 x 128 and three rows of 2 x 256 + 768 inputs of the convolution.
+        let state = 3 * 4 * (6 * 128 * 128 + 3 * 1280);
+        assert_eq!(model.plan.state_bytes(), state);
+        let config = EngineConfig {
+            max_seqs: 8,
+            ..EngineConfig::default()
+        };
+        let slots = |available: Option<u64>| {
+            let resolved = resolve(&model, &config, available).unwrap();
+            let max_seqs = resolved.limits.max_seqs;
+            let notice = few_slots(&model, &config, &resolved);
+            assert_eq!(notice.is_some(), max_seqs < 8, "{notice:?}");
+            (resolved.n_slots, max_seqs)
+        };
+        assert_eq!(slots(None), (32, 8));
+        assert_eq!(slots(Some(8192 * MIB)), (32, 8));
+        // Three quarters of the memory are for steps and caches; there is always one slot.
+        let step = model.plan.buffer_bytes(256, 64) + state;
+        let tight = (step + 5 * 4 * state) / 3 * 4;
+        assert_eq!(slots(Some(tight)), (6, 6));
+        assert_eq!(slots(Some((step + state) / 3 * 4)), (1, 1));
+        let message = resolve(&model, &config, Some(step / 3 * 4)).unwrap_err();
+        assert!(matches!(message, ConfigError::NoMemoryAtAll { .. }));
+        let shift = EngineConfig {
+            context_policy: ContextPolicy::Shift { n_sinks: 4 },
+            ..config
+        };
+        let refused = resolve(&model, &shift, None).unwrap_err();
+        assert!(matches!(refused, ConfigError::FixedStates), "{refused}");
     }
 
     #[test]

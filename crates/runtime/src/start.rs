@@ -42,9 +42,10 @@ fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError>
     let resolved = limits::resolve(model, config, memory::available_bytes())?;
     let (options, weights) = (cpu_options(config, &resolved), Arc::clone(&model.weights));
     let plan = settled_plan(model, config, resolved.limits.n_ctx);
-    let (executor, resolved) = Executor::start(config.steps_in_flight, move || {
+    let (mut executor, resolved) = Executor::start(config.steps_in_flight, move || {
         Ok((CpuBackend::new(plan, weights, options), resolved))
     })?;
+    executor.add_notices(few_slots(model, config, &resolved));
     Ok(Started {
         executor,
         resolved,
@@ -62,17 +63,36 @@ fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Start
         return on_cpu(model, config);
     }
     gpu::kv_type(config.kv_type)?;
-    let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
-    let (mut executor, (placed, steps_in_flight)) =
-        Executor::start(config.steps_in_flight, move || make(&model, &config, &gpu))?;
+    let made = {
+        let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
+        Executor::start(config.steps_in_flight, move || make(&model, &config, &gpu))
+    };
+    let (mut executor, (placed, steps_in_flight)) = made?;
     let Placed {
         resolved, notice, ..
     } = placed;
     executor.add_notices(notice);
+    executor.add_notices(few_slots(model, config, &resolved));
     Ok(Started {
         executor,
         resolved,
         steps_in_flight,
+    })
+}
+
+/// Says so if fewer sequences run at once than configured, because each keeps a state.
+pub(crate) fn few_slots(
+    model: &Model,
+    config: &EngineConfig,
+    resolved: &Resolved,
+) -> Option<String> {
+    let n = resolved.limits.max_seqs;
+    let mib = model.plan.state_bytes().div_ceil(1 << 20);
+    (n < config.max_seqs).then(|| {
+        format!(
+            "each sequence keeps a state of {mib} MiB, so {n} of {} run at once; the others wait",
+            config.max_seqs
+        )
     })
 }
 

@@ -3,9 +3,32 @@
 use std::fs;
 
 use rocmforge_gguf::{GgmlType, Writer};
+use rocmforge_testkit::models::families;
 use serde_json::{Value, json};
 
 use crate::program::{command, finish, golden, ids, repository, run, run_with_stdin};
+
+/// A model with recurrent layers needs memory for a state of each sequence.
+#[test]
+fn inspect_shows_the_memory_of_states() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qwen35.gguf");
+    let model = families::model("qwen35", GgmlType::F16).unwrap().unwrap();
+    fs::write(&path, model.to_vec().unwrap()).unwrap();
+    let path = path.to_str().unwrap();
+    let report = run(&["inspect", "--json", path]).json();
+    // Two layers: 4 states of 32 x 32, and 3 rows of 2 x 64 + 128 values.
+    let state = 2 * 4 * (4 * 32 * 32 + 3 * 256);
+    assert_eq!(report["memory"]["state_bytes"], state);
+    let text = run(&["inspect", path]).ok();
+    assert!(
+        text.text().contains("a state: of each sequence"),
+        "{}",
+        text.text()
+    );
+    let other = run(&["inspect", "--json"]).json();
+    assert_eq!(other["memory"]["state_bytes"], 0);
+}
 
 #[test]
 fn inspect_describes_the_built_in_model() {

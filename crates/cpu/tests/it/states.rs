@@ -17,12 +17,18 @@ const START: u32 = 3;
 const KEPT: u32 = 0;
 const KEPT_AFTER: usize = 20;
 
-/// An operation: of sequences, the rows of each, states and outputs.
-type Op<'a> = dyn Fn(&[StateSeq<'_>], &[usize], &mut [f32], &mut [f32]) + 'a;
-type PooledOp<'a> = dyn Fn(&Pool, &[StateSeq<'_>], &[usize], &mut [f32], &mut [f32]) + 'a;
+/// The sequences of a step, and which rows of the inputs it has.
+type Step<'a> = (&'a [StateSeq<'a>], &'a [usize]);
+/// Runs an operation on the states, and writes its output.
+type Run<'a> = dyn Fn(&Pool, Step<'_>, &mut [f32], &mut [f32]) + 'a;
 
 /// Runs `op` for both sequences with the rows in steps of `chunk`; returns the outputs and the states.
-fn in_chunks(chunk: usize, states: &[f32], width: usize, op: &Op<'_>) -> (Vec<f32>, Vec<f32>) {
+fn in_chunks(
+    (pool, chunk): (&Pool, usize),
+    states: &[f32],
+    width: usize,
+    op: &Run<'_>,
+) -> (Vec<f32>, Vec<f32>) {
     let mut states = states.to_vec();
     let mut outs = vec![vec![]; 2];
     for first in (0..N_ROWS[0]).step_by(chunk) {
@@ -64,7 +70,7 @@ fn in_chunks(chunk: usize, states: &[f32], width: usize, op: &Op<'_>) -> (Vec<f3
             rows.extend(before + first..before + first + n);
         }
         let mut out = vec![0.0; rows.len() * width];
-        op(&seqs, &rows, &mut states, &mut out);
+        op(pool, (&seqs, &rows), &mut states, &mut out);
         for ((seq, ..), of) in kept_states.iter().zip(&seqs) {
             outs[*seq].extend_from_slice(&out[of.first_row * width..][..of.n_rows * width]);
         }
@@ -73,12 +79,10 @@ fn in_chunks(chunk: usize, states: &[f32], width: usize, op: &Op<'_>) -> (Vec<f3
 }
 
 /// Checks that all chunks and numbers of threads give the same bits, and returns them.
-fn same_bits(states: &[f32], width: usize, op: &PooledOp<'_>) -> (Vec<f32>, Vec<f32>) {
+fn same_bits(states: &[f32], width: usize, op: &Run<'_>) -> (Vec<f32>, Vec<f32>) {
     let run = |n_threads: usize, chunk: usize| {
         let pool = Pool::new(n_threads);
-        in_chunks(chunk, states, width, &|seqs, rows, states, out| {
-            op(&pool, seqs, rows, states, out);
-        })
+        in_chunks((&pool, chunk), states, width, op)
     };
     let expected = run(1, N_ROWS[0]);
     for (n_threads, chunk) in [(3, N_ROWS[0]), (1, 1), (2, 7), (3, 20)] {
@@ -130,7 +134,7 @@ fn convolutions_see_the_last_rows_of_their_sequence() {
                 form,
                 width,
             };
-            let (out, states) = same_bits(&before, width, &|pool, seqs, rows, states, out| {
+            let (out, states) = same_bits(&before, width, &|pool, (seqs, rows), states, out| {
                 let x = rows_of(&x, n_in, rows);
                 causal_conv(isa, pool, &conv, seqs, &x, states, out);
             });
@@ -242,7 +246,7 @@ fn linear_attention_follows_the_recurrence() {
             let beta: Vec<f32> = rng.vec(n_rows * n_heads);
             let beta: Vec<f32> = beta.into_iter().map(|x| x.abs().min(1.0)).collect();
             let width = n_heads * v_dim;
-            let (out, states) = same_bits(&before, width, &|pool, seqs, rows, states, out| {
+            let (out, states) = same_bits(&before, width, &|pool, (seqs, rows), states, out| {
                 let picked = [
                     rows_of(&q, n_k_heads * k_dim, rows),
                     rows_of(&k, n_k_heads * k_dim, rows),

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rocmforge_engine::{
-    ContextPolicy, Engine, EngineConfig, Event, KvTokens, PrefixSharing, Request, RequestId,
+    ContextPolicy, Device, Engine, EngineConfig, Event, KvTokens, PrefixSharing, Request, RequestId,
 };
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
+use rocmforge_plan::Side;
 use rocmforge_testkit::models::{families, prompt};
 
 use crate::common::cases::test_cases;
-use crate::common::logits;
+use crate::common::{greedy, logits, test_gpu};
 
 fn load(name: &str) -> Model {
     let writer = families::model(name, GgmlType::Q4_0).unwrap().unwrap();
@@ -208,4 +209,30 @@ fn contexts_with_states_do_not_shift() {
         refused.to_string().contains("cannot forget a token"),
         "{refused}"
     );
+}
+
+/// What keeps states runs on the CPU, and the rest of the model on the GPU, which says so.
+#[test]
+fn a_gpu_leaves_states_to_the_cpu() {
+    let Some(gpu) = test_gpu() else { return };
+    let model = load("qwen35");
+    let config = EngineConfig {
+        device: Device::Gpu(gpu),
+        ..config()
+    };
+    let mut engine = Engine::start(&model, None, &config).unwrap();
+    let info = engine.backend_info();
+    let n_states = model.plan.states.len();
+    let on = |side| info.parts.iter().find(|part| part.side == side).unwrap();
+    assert_eq!(on(Side::Cpu).n_ops, n_states + 1);
+    assert!(on(Side::Gpu).n_ops > 3 * n_states);
+    let says = |notice: &String| notice.contains("computed on the CPU");
+    assert!(info.notices.iter().any(says), "{:?}", info.notices);
+    assert!(info.state_bytes >= model.plan.state_bytes());
+    // From the start, and from the snapshot after the prompt.
+    let text = prompt(70, model.config.n_vocab);
+    let first = greedy(&mut engine, &text, 4);
+    assert_eq!(engine.stats().prefix.hits, 0);
+    assert_eq!(first, greedy(&mut engine, &text, 4));
+    assert_eq!(engine.stats().prefix.hits, 64);
 }

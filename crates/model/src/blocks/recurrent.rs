@@ -186,7 +186,7 @@ fn mamba2(
     m.linear(out, &layer.tensor("ssm_out"), m.config.n_embd)
 }
 
-/// Records the norm of each group of heads, with weights of its own, if the layer has one.
+/// Records the norm of each group of heads, with weights of its own. Beside attention there may be none.
 fn normed_groups(
     m: &mut Builder<'_>,
     layer: Layer<'_>,
@@ -194,7 +194,8 @@ fn normed_groups(
     x: Value,
 ) -> Result<Value, LoadError> {
     let norm = layer.tensor("ssm_norm.weight");
-    if !m.loader.has(&norm) {
+    let is_beside = matches!(layer.facts.recurrent, Some(Recurrent::BesideAttention(_)));
+    if is_beside && !m.loader.has(&norm) {
         return Ok(x);
     }
     let n_groups = linear.heads.n_k_heads;

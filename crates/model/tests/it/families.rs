@@ -49,12 +49,13 @@ fn files_without_a_tensor_are_refused() {
 }
 
 /// Tensors whose absence says something: a layer of StableLM without a second norm, of MiMo without sinks, of Step without
-/// a gate.
+/// a gate, of Falcon-H1 without a norm of its states' outputs.
 fn is_choice(name: &str, tensor: &str) -> bool {
     match name {
         "stablelm" => tensor.contains("ffn_norm"),
         "mimo2" => tensor.contains("attn_sinks"),
         "step35" => tensor.contains("attn_gate"),
+        "falcon_h1" => tensor.contains("ssm_norm"),
         _ => false,
     }
 }

@@ -1,11 +1,15 @@
 //! Placements of the embedded model's plan and of an MoE plan: every operation reads what its own side has.
 
+use std::sync::Arc;
+
+use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 use rocmforge_plan::{
     ActFormat, Activation, ExpertScores, ExpertVectors, ExpertWeights, Fusion, KvSpec, Mask, Op,
     Placement, Plan, Projection, Recorder, Router, RowCount, Scores, Side, Split, Values, WeightId,
 };
 use rocmforge_testkit::data::forge_mini;
+use rocmforge_testkit::models::families;
 
 fn embedded(fusion: Fusion) -> Plan {
     Model::load(forge_mini()).unwrap().compiled_plan(fusion)
@@ -168,4 +172,38 @@ fn rejects_copies_of_converted_activations() {
     let quantize = plan.ops.iter().position(|op| op.acts_written().is_some());
     sides[quantize.unwrap()] = Side::Gpu;
     Placement::new(&plan, sides);
+}
+
+/// Operations with states stay on the CPU; the others of their layers follow the layers with attention.
+#[test]
+fn states_stay_on_the_cpu() {
+    for name in ["lfm2", "qwen35", "granitehybrid", "falcon_h1"] {
+        let writer = families::model(name, GgmlType::Q8_0).unwrap().unwrap();
+        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+        let plan = Model::load(Arc::new(gguf)).unwrap().plan;
+        let n_layers = plan.kv.len();
+        for n_gpu_layers in 1..=n_layers {
+            let split = Split {
+                n_gpu_layers,
+                experts: Side::Gpu,
+            };
+            let placement = Placement::split(&plan, split);
+            check(&plan, &placement);
+            assert_eq!(placement.n_layers(&plan, Side::Gpu), n_gpu_layers, "{name}");
+            let sides = plan.ops.iter().zip(placement.sides());
+            let on_cpu = sides.filter(|(_, side)| **side == Side::Cpu);
+            let on_cpu: Vec<&Op> = on_cpu.map(|(op, _)| op).collect();
+            let n_states = on_cpu.iter().filter(|op| op.state().is_some()).count();
+            assert_eq!(n_states, plan.states.len(), "{name}");
+            if n_gpu_layers == n_layers {
+                // With the embedded tokens.
+                assert_eq!(on_cpu.len(), n_states + 1, "{name}");
+            }
+            let len = |side| {
+                let part = placement.part(&plan, side).plan;
+                part.states.iter().map(|state| state.len).sum::<usize>()
+            };
+            assert!(len(Side::Cpu) > 0 && len(Side::Gpu) == 0, "{name}");
+        }
+    }
 }

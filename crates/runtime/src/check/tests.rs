@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rocmforge_cpu::Pool;
-use rocmforge_gguf::{Gguf, LoadMode};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode};
 use rocmforge_gpu::DeviceInfo;
 
 use super::difference::{Difference, compare_rows, term_norms};
@@ -16,6 +16,7 @@ use crate::cpu::LayerCache;
 use crate::error::{DeviceError, RuntimeError};
 use rocmforge_plan::KvType;
 use rocmforge_plan::{Fusion, KvSpec, Mask, Values};
+use rocmforge_testkit::models::{self as synth, families};
 
 fn model() -> Model {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/forge-mini-Q4_K_M.gguf");
@@ -266,6 +267,42 @@ fn names_only_the_wrong_operation() {
         };
         let expected = [(Step::Prompt, index), (Step::Decode, index)];
         assert_eq!(failures(&model, index, harm), expected, "{op:?}");
+    }
+}
+
+/// The operations that keep states pass, and a state that is written wrongly is found.
+#[test]
+fn compares_states() {
+    for name in ["lfm2", "qwen35_wide", "mamba2"] {
+        let writer = families::model(name, GgmlType::Q8_0).unwrap().unwrap();
+        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+        let model = Model::load(Arc::new(gguf)).unwrap();
+        let tokens = synth::prompt(60, model.config.n_vocab);
+        for isa in Isa::available() {
+            let report = check(&model, &config(isa), &tokens, 40, Coverage::All).unwrap();
+            let failures: Vec<&OpCheck> = report.failures().collect();
+            assert!(failures.is_empty(), "{name}, {isa}: {failures:#?}");
+        }
+        let mut ops = model.plan.ops.iter().enumerate();
+        let keeps = ops.find(|(_, op)| op.state().is_some());
+        let (index, _) = keeps.unwrap();
+        let script = Script::new(&tokens, 40, 16, PROMPT_ROWS);
+        let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16));
+        let mut wrong = Wrong {
+            backend: backend(Isa::detect()),
+            index,
+            harm: |memory| nudge(&mut memory.states.to_mut()[0]),
+        };
+        let labels = Labels {
+            plan: &model.plan,
+            weights: &model.weights,
+            kv_type: KvType::F16,
+        };
+        let mut oracle = backend(Isa::Scalar);
+        let report = compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All).unwrap();
+        let found = report.failures().map(|check| (check.step, check.index));
+        let places = [(Step::Prompt, index), (Step::Decode, index)];
+        assert_eq!(found.collect::<Vec<_>>(), places, "{name}");
     }
 }
 
