@@ -40,6 +40,13 @@ pub(super) struct Thinking {
     pub(super) place: Place,
 }
 
+impl Thinking {
+    /// Whether a prompt ends within the reasoning, just after its first mark.
+    pub(super) fn is_open(&self, prompt: &str) -> bool {
+        prompt.trim_end().ends_with(self.open)
+    }
+}
+
 /// Where the marks of reasoning count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {

@@ -6,16 +6,20 @@
 
 use super::calls::{Found, MAX_HEAD_BYTES, read, tail};
 use super::cursor::{Cursor, Read, Stop};
-use super::formats::{Call, Format, Place, Syntax};
+use super::formats::{Call, Place, Syntax, Thinking};
 use super::json::{Progress, Scanner};
 use super::tools::Tools;
-use super::{CallDelta, Delta, MAX_CALL_BYTES};
+use super::{CallDelta, Delta, Format, MAX_CALL_BYTES};
 
 /// Longer white space is passed on even where it could be dropped.
 const MAX_BLANK_BYTES: usize = 1 << 10;
 
 pub(super) struct Machine {
-    format: &'static Format,
+    thinking: Option<&'static Thinking>,
+    /// Marks that give no text.
+    hidden: &'static [&'static str],
+    /// How calls begin; none without tools.
+    calls: &'static [Call],
     tools: Tools,
     /// What was not read yet.
     text: String,
@@ -63,11 +67,16 @@ struct Output {
 }
 
 impl Machine {
-    pub(super) fn new(format: &'static Format, prompt: &str, tools: Tools) -> Self {
-        let thinking = format.thinking.as_ref();
-        let opened = thinking.is_some_and(|t| prompt.trim_end().ends_with(t.open));
+    pub(super) fn new(format: Format, prompt: &str, tools: Tools) -> Self {
+        let thinking = format.reasoning.thinking.as_ref();
+        let opened = thinking.is_some_and(|thinking| thinking.is_open(prompt));
         Machine {
-            format,
+            thinking,
+            hidden: format.calls.hidden,
+            calls: match tools.is_empty() {
+                true => &[],
+                false => format.calls.calls,
+            },
             tools,
             text: String::new(),
             mode: Mode::First { opened },
@@ -133,7 +142,7 @@ impl Machine {
     }
 
     fn first(&mut self, opened: bool, ended: bool) -> bool {
-        let Some(thinking) = &self.format.thinking else {
+        let Some(thinking) = self.thinking else {
             self.mode = Mode::Content { begins: true };
             return true;
         };
@@ -156,10 +165,13 @@ impl Machine {
     }
 
     fn reasoning(&mut self, ended: bool, out: &mut Vec<Delta>) -> bool {
-        let Some(thinking) = &self.format.thinking else {
+        let Some(thinking) = self.thinking else {
             return false;
         };
-        let marks = || std::iter::once(thinking.close).chain(thinking.also_ends.iter().copied());
+        let (hidden, calls) = (self.hidden, self.calls);
+        let counts = |mark: &&str| hidden.contains(mark) || calls.iter().any(|c| c.mark == *mark);
+        let also_ends = || thinking.also_ends.iter().copied().filter(counts);
+        let marks = || std::iter::once(thinking.close).chain(also_ends());
         let Some((at, mark)) = first_of(&self.text, marks()) else {
             return self.pass(certain(&self.text, marks(), ended), Delta::Reasoning, out);
         };
@@ -173,7 +185,7 @@ impl Machine {
     }
 
     fn content(&mut self, begins: bool, ended: bool, out: &mut Vec<Delta>) -> bool {
-        let format = self.format;
+        let (hidden, calls) = (self.hidden, self.calls);
         if self.text.len() < self.retry {
             return false;
         }
@@ -187,8 +199,8 @@ impl Machine {
                 return false;
             }
             let here = |call: &&Call| call.mark.is_empty() && text.starts_with(['{', '[']);
-            if format.calls.iter().any(|call| here(&call)) {
-                match self.try_calls(format.calls, false, n_blank, ended, out) {
+            if calls.iter().any(|call| here(&call)) {
+                match self.try_calls(calls, false, n_blank, ended, out) {
                     Ok(()) => return true,
                     Err(Stop::Incomplete) => return false,
                     Err(Stop::NotACall) => {
@@ -198,13 +210,13 @@ impl Machine {
                 }
             }
         }
-        let thinking = format.thinking.as_ref();
-        let again = thinking
+        let again = self
+            .thinking
             .filter(|t| t.place == Place::Anywhere)
             .map(|t| t.open);
         let marks = || {
-            let calls = format.calls.iter().map(|call| call.mark);
-            let marks = calls.chain(format.hidden.iter().copied()).chain(again);
+            let calls = calls.iter().map(|call| call.mark);
+            let marks = calls.chain(hidden.iter().copied()).chain(again);
             marks.filter(|mark| !mark.is_empty())
         };
         let Some((at, mark)) = first_of(&self.text, marks()) else {
@@ -224,11 +236,11 @@ impl Machine {
             self.mode = Mode::Reasoning;
             return true;
         }
-        if format.hidden.contains(&mark) {
+        if hidden.contains(&mark) {
             self.text.drain(..mark.len());
             return true;
         }
-        match self.try_calls(format.calls, false, 0, ended, out) {
+        match self.try_calls(calls, false, 0, ended, out) {
             Ok(()) => true,
             Err(Stop::Incomplete) => false,
             Err(Stop::NotACall) => self.pass(mark.len(), Delta::Content, out),

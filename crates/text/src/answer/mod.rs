@@ -61,7 +61,19 @@ pub struct CallDelta {
 
 /// How a family of models writes reasoning and calls.
 #[derive(Clone, Copy)]
-pub struct Format(&'static Table);
+pub struct Format {
+    reasoning: &'static Table,
+    calls: &'static Table,
+}
+
+/// How reasoning goes on that a prompt has opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenReasoning {
+    /// Marks that end it; none of them is content.
+    pub ends: Vec<&'static str>,
+    /// Marks that would be content, or a call, and end it, too.
+    pub breaks: Vec<&'static str>,
+}
 
 impl Format {
     /// Returns the format of the models that use this chat template. If none is known, it has content only, and reasoning
@@ -72,18 +84,55 @@ impl Format {
             true => &formats::THINKING,
             false => &formats::PLAIN,
         };
-        Format(found.copied().unwrap_or(plain))
+        Format::of_table(found.copied().unwrap_or(plain))
+    }
+
+    fn of_table(table: &'static Table) -> Self {
+        Format {
+            reasoning: table,
+            calls: table,
+        }
     }
 
     /// Returns the format with this name.
     pub fn by_name(name: &str) -> Option<Self> {
         let found = formats::ALL.iter().find(|format| format.name == name);
-        found.copied().map(Format)
+        found.copied().map(Format::of_table)
+    }
+
+    /// Returns the format with this one's reasoning and the calls of another.
+    #[must_use]
+    pub fn with_calls_of(self, other: Format) -> Self {
+        Format {
+            calls: other.calls,
+            ..self
+        }
+    }
+
+    /// Returns how the reasoning goes on that `prompt`, the rendered chat template, has opened; `None` if it has not.
+    pub fn open_reasoning(self, prompt: &str) -> Option<OpenReasoning> {
+        let thinking = self.reasoning.thinking.as_ref();
+        let thinking = thinking.filter(|thinking| thinking.is_open(prompt))?;
+        let is_hidden = |mark: &&&str| self.calls.hidden.contains(mark);
+        let (hidden, breaks): (Vec<&str>, Vec<&str>) =
+            thinking.also_ends.iter().partition(|mark| is_hidden(mark));
+        let ends = [thinking.close].into_iter().chain(hidden);
+        Some(OpenReasoning {
+            ends: ends.collect(),
+            breaks,
+        })
+    }
+
+    /// Whether answers have marks, which may be control tokens.
+    pub fn has_marks(self) -> bool {
+        let Table { calls, hidden, .. } = self.calls;
+        let has_calls = !calls.is_empty() || !hidden.is_empty() || self.calls.is_harmony;
+        has_calls || self.reasoning.thinking.is_some()
     }
 
     /// Returns its name, `plain` for one without calls.
     pub fn name(self) -> &'static str {
-        self.0.name
+        self.calls.name
     }
 
     /// Returns the names of all formats with calls.
@@ -109,13 +158,13 @@ enum Reader {
 impl AnswerParser {
     /// Creates a parser for the answer to `prompt`, the rendered chat template: it may end within the reasoning.
     ///
-    /// `tools` are those of the conversation, as the template gets them. A call of another tool is content. Types of
-    /// parameters decide what is a number in formats that do not mark strings.
+    /// `tools` are those of the conversation, as the template gets them. A call of another tool is content, so without
+    /// tools there are no calls. Types of parameters decide what is a number in formats that do not mark strings.
     pub fn new(format: Format, prompt: &str, tools: &[Value]) -> Self {
         let tools = Tools::new(tools);
-        AnswerParser(match format.0.is_harmony {
+        AnswerParser(match format.calls.is_harmony {
             true => Reader::Harmony(Box::new(Harmony::new(prompt, tools))),
-            false => Reader::Marks(Box::new(Machine::new(format.0, prompt, tools))),
+            false => Reader::Marks(Box::new(Machine::new(format, prompt, tools))),
         })
     }
 

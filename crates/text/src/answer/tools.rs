@@ -4,9 +4,6 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// Longer names are no names.
-const MAX_NAME_BYTES: usize = 256;
-
 /// Tools by name, with the schemas of their parameters.
 pub(super) struct Tools(HashMap<String, Value>);
 
@@ -22,15 +19,13 @@ impl Tools {
         Tools(tools.iter().filter_map(entry).collect())
     }
 
-    /// Returns whether a call may have this name; without tools, any that looks like one.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether a call may have this name.
     pub(super) fn has(&self, name: &str) -> bool {
-        let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
-        let is_name =
-            || !name.is_empty() && name.len() <= MAX_NAME_BYTES && name.chars().all(is_part);
-        match self.0.is_empty() {
-            true => is_name(),
-            false => self.0.contains_key(name),
-        }
+        self.0.contains_key(name)
     }
 
     /// Returns the JSON of a parameter's text, for formats that do not mark strings: a string if the parameter is one, or

@@ -824,6 +824,82 @@ fn unfinished_calls_are_reported() {
     assert_eq!(bad.content, "oops}} more");
 }
 
+/// Without tools, what looks like a call is content in every format that has no headers.
+#[test]
+fn without_tools_there_are_no_calls() {
+    for (format, prompt, text, ..) in UPSTREAM {
+        let mut parser = AnswerParser::new(Format::by_name(format).unwrap(), prompt, &[]);
+        let mut answer = Answer::default();
+        answer.add(parser.push(text));
+        answer.add(parser.finish());
+        assert!(answer.calls.is_empty(), "{format} {text:?}");
+    }
+    for (format, text) in [
+        (
+            "hermes",
+            r#"<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>"#,
+        ),
+        ("llama3", r#"{"name": "get_time", "parameters": {"a": 1}}"#),
+    ] {
+        let mut parser = AnswerParser::new(Format::by_name(format).unwrap(), "", &[]);
+        // All but what may begin a mark is passed on at once.
+        let first = &text[..text.len() / 2];
+        let mut answer = Answer::default();
+        answer.add(parser.push(first));
+        assert_eq!(answer.content, first, "{format}");
+        answer.add(parser.push(&text[first.len()..]));
+        answer.add(parser.finish());
+        assert_eq!(answer.content, text, "{format}");
+    }
+}
+
+/// Which marks end the reasoning that a template opens, and which would break it.
+#[test]
+fn knows_how_open_reasoning_ends() {
+    let open = |format: &str, prompt: &str| {
+        let open = Format::by_name(format).unwrap().open_reasoning(prompt);
+        open.map(|open| (open.ends, open.breaks))
+    };
+    assert_eq!(open("hermes", "<|im_start|>assistant\n"), None);
+    assert_eq!(open("llama3", "<think>"), None);
+    assert_eq!(
+        open("hermes", "assistant\n<think>\n"),
+        Some((vec!["</think>"], vec![]))
+    );
+    assert_eq!(
+        open("qwen-xml", "<think>"),
+        Some((vec!["</think>"], vec!["<tool_call>"]))
+    );
+    assert_eq!(
+        open("command-r7b", "<|START_THINKING|>"),
+        Some((
+            vec!["<|END_THINKING|>", "<|START_RESPONSE|>", "<|START_TEXT|>"],
+            vec!["<|START_ACTION|>"]
+        ))
+    );
+}
+
+/// Calls that are forced have a format of their own; the reasoning before them is in the model's.
+#[test]
+fn reasoning_and_calls_may_have_different_formats() {
+    let hermes = Format::by_name("hermes").unwrap();
+    for (name, open, close) in [
+        ("mistral", "[THINK]", "[/THINK]"),
+        ("deepseek", "<think>\n", "</think>"),
+        ("qwen-xml", "<think>\n", "</think>"),
+    ] {
+        let format = Format::by_name(name).unwrap().with_calls_of(hermes);
+        let mut parser = AnswerParser::new(format, open, &tools());
+        let mut answer = Answer::default();
+        let call = r#"<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>"#;
+        answer.add(parser.push(&format!("Hm.{close}\n{call}")));
+        answer.add(parser.finish());
+        assert_eq!(answer.reasoning, "Hm.", "{name}");
+        assert_eq!((answer.calls.len(), &*answer.content), (1, ""), "{name}");
+        assert_eq!(answer.calls[0].name, "get_time");
+    }
+}
+
 /// White space and indentation of plain answers stay; that between the parts of an answer goes.
 #[test]
 fn keeps_white_space_of_content() {
