@@ -4,5 +4,6 @@ mod common;
 mod gbnf;
 mod hostile;
 mod json;
+mod preamble;
 mod tokens;
 mod walks;
