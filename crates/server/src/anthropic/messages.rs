@@ -46,7 +46,7 @@ pub(super) async fn create(
     let mut reader = prompt.reader();
     let stops = generation.stops().to_vec();
     let n_prompt = prompt.ids.len();
-    let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
+    let requests = generation.requests(&prompt.ids, &prompt.form(None));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
     let head = json!({
         "id": app.new_id("msg_"),

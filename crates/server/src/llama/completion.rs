@@ -143,14 +143,14 @@ impl Asked {
                 tokenize: began.elapsed(),
                 ..PromptTimes::default()
             };
-            Ok((prompts, times, of_model.grammar(structure)?))
+            Ok((prompts, times, of_model.structure(structure, None)?))
         };
-        let (prompts, times, grammar) = app.workers.run(work).await?;
+        let (prompts, times, structure) = app.workers.run(work).await?;
         let form = Form {
             special_text: SpecialText::Hide,
             leading_space: LeadingSpace::Keep,
             logprobs: (n_probs > 0).then_some(n_probs),
-            grammar,
+            structure,
         };
         let requests = |prompt: &Vec<TokenId>| generation.requests(prompt, &form);
         let groups: Vec<_> = prompts.iter().map(requests).collect();

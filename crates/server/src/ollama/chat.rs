@@ -160,7 +160,7 @@ impl Asked {
             structure,
         } = self;
         let prompt = chat.prompt(app, &model, structure, Calls::Any).await?;
-        let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
+        let requests = generation.requests(&prompt.ids, &prompt.form(None));
         let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
         let lines = Lines::new(shape, &model.name, Some(prompt.reader()));
         respond(app, choices, lines, generation.stream).await
@@ -198,13 +198,13 @@ impl Asked {
             structure,
         } = self;
         let of_model = Arc::clone(&model);
-        let work = move || Ok((encode()?, of_model.grammar(structure)?));
-        let (ids, grammar) = app.workers.run(work).await?;
+        let work = move || Ok((encode()?, of_model.structure(structure, None)?));
+        let (ids, structure) = app.workers.run(work).await?;
         let form = Form {
             special_text: SpecialText::Hide,
             leading_space: LeadingSpace::Keep,
             logprobs: None,
-            grammar,
+            structure,
         };
         let requests = generation.requests(&ids, &form);
         let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use rocmforge::parts::with_bos;
 use rocmforge_gguf::TokenId;
-use rocmforge_grammar::{Grammar, Source};
+use rocmforge_grammar::Source;
 use rocmforge_text::answer::{AnswerParser, Format};
 use rocmforge_text::chat_template::{Conversation, RenderError, Rendered, TemplateError};
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
@@ -27,7 +27,7 @@ use crate::http::stream::events;
 use crate::serving::choices::{Choices, PromptTimes};
 use crate::serving::model::Served;
 use crate::serving::reader::{Calls, Reader};
-use crate::serving::structured::{self, Forced, source};
+use crate::serving::structured::{self, Forced, Structure, source};
 
 /// The best tokens that log-probabilities may have, at most.
 const MAX_TOP_LOGPROBS: usize = 20;
@@ -54,7 +54,7 @@ pub(crate) struct Prompt {
     tools: Vec<Value>,
     format: Format,
     calls: Calls,
-    grammar: Option<Grammar>,
+    structure: Option<Structure>,
     times: PromptTimes,
 }
 
@@ -66,16 +66,16 @@ impl Prompt {
     }
 
     /// Returns the form of an answer that [`Prompt::reader`] reads.
-    pub(crate) fn form(&self, model: &Served, logprobs: Option<usize>) -> Form {
+    pub(crate) fn form(&self, logprobs: Option<usize>) -> Form {
         Form {
             // Marks of reasoning and calls may be control tokens.
-            special_text: match model.format.name() {
-                "plain" => SpecialText::Hide,
-                _ => SpecialText::Show,
+            special_text: match self.format.has_marks() {
+                true => SpecialText::Show,
+                false => SpecialText::Hide,
             },
             leading_space: LeadingSpace::Strip,
             logprobs,
-            grammar: self.grammar.clone(),
+            structure: self.structure.clone(),
         }
     }
 }
@@ -108,7 +108,7 @@ pub(crate) async fn create(
     let ignored = fields.unread();
     let prompt = chat.prompt(&app, &model, structure, calls).await?;
     let readers: Vec<Reader> = (0..generation.n).map(|_| prompt.reader()).collect();
-    let requests = generation.requests(&prompt.ids, &prompt.form(&model, logprobs));
+    let requests = generation.requests(&prompt.ids, &prompt.form(logprobs));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
     let choices = choices.after(prompt.times);
     let id = app.new_id("chatcmpl-");
@@ -234,17 +234,18 @@ impl Chat {
             let ids = with_bos(tokenizer, rendered.encode(tokenizer));
             let tokenize = began.elapsed() - template;
             let format = match forced {
-                Some(_) => Format::by_name(structured::FORCED_FORMAT),
-                None => None,
+                Some(_) => model.format.with_calls_of(structured::forced_format()),
+                None => model.format,
             };
+            let reasoning = format.open_reasoning(rendered.text());
             Ok(Prompt {
                 ids,
                 times: PromptTimes { template, tokenize },
                 text: rendered.text().to_string(),
-                format: format.unwrap_or(model.format),
+                format,
                 tools: self.tools,
                 calls,
-                grammar: model.grammar(forced.or(structure))?,
+                structure: model.structure(forced.or(structure), reasoning)?,
             })
         };
         app.workers.run(work).await

@@ -69,7 +69,7 @@ pub(crate) async fn create(
     let ignored = fields.unread();
     let of_model = Arc::clone(&model);
     let generation_tokens = generation.max_tokens;
-    let (prompts, times, grammar) = app
+    let (prompts, times, structure) = app
         .workers
         .run(move || {
             let began = Instant::now();
@@ -81,14 +81,14 @@ pub(crate) async fn create(
                 tokenize: began.elapsed(),
                 ..PromptTimes::default()
             };
-            Ok((prompts, times, of_model.grammar(structure)?))
+            Ok((prompts, times, of_model.structure(structure, None)?))
         })
         .await?;
     let form = Form {
         special_text: SpecialText::Hide,
         leading_space: LeadingSpace::Keep,
         logprobs,
-        grammar,
+        structure,
     };
     let mut answers = Vec::new();
     let mut groups = Vec::new();

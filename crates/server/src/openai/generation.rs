@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge::parts::random_seed;
-use rocmforge_engine::{Constraint, Request};
+use rocmforge_engine::Request;
 use rocmforge_gguf::TokenId;
-use rocmforge_grammar::Grammar;
 use rocmforge_plan::{Dry, DynamicTemperature, Mirostat, SamplerKind, SamplingParams, Xtc};
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
 use serde_json::{Map, Value, json};
@@ -16,6 +15,7 @@ use crate::config::Limits;
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
+use crate::serving::structured::Structure;
 
 /// One text or several.
 #[derive(serde::Deserialize)]
@@ -166,7 +166,6 @@ impl Generation {
 
     /// Returns the requests for the answers to a prompt. Their seeds differ.
     pub(crate) fn requests(&self, prompt: &[TokenId], form: &Form) -> Vec<Request> {
-        let constraint = |grammar: &Grammar| Box::new(grammar.start()) as Box<dyn Constraint>;
         let request = |i: usize| Request {
             sampling: Arc::new(SamplingParams {
                 seed: self.sampling.seed.wrapping_add(i as u64),
@@ -184,7 +183,7 @@ impl Generation {
             special_text: form.special_text,
             leading_space: form.leading_space,
             logprobs: form.logprobs,
-            constraint: form.grammar.as_ref().map(constraint),
+            constraint: form.structure.as_ref().map(Structure::constraint),
             ..Request::greedy(prompt.to_vec(), self.max_tokens.unwrap_or(usize::MAX))
         };
         (0..self.n).map(request).collect()
@@ -199,7 +198,7 @@ pub(crate) struct Form {
     /// Whether log-probabilities are returned, and of how many of the best tokens.
     pub(crate) logprobs: Option<usize>,
     /// What the text must be.
-    pub(crate) grammar: Option<Grammar>,
+    pub(crate) structure: Option<Structure>,
 }
 
 fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {

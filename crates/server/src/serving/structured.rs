@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rocmforge_grammar::{Grammar, GrammarError, Source, Vocabulary};
+use rocmforge_engine::Constraint;
+use rocmforge_grammar::{Grammar, GrammarError, Preamble, Source, Vocabulary};
+use rocmforge_text::answer::{Format, OpenReasoning};
 use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -22,6 +24,27 @@ pub(crate) struct Grammars {
     vocabulary: Mutex<Option<Arc<Vocabulary>>>,
     /// Those used last, the last one at the end.
     kept: Mutex<VecDeque<(Source, Grammar)>>,
+    /// What may come before an answer; a model writes its reasoning in one way, or two where calls are forced.
+    preambles: Mutex<Vec<(OpenReasoning, Arc<Preamble>)>>,
+}
+
+/// What an answer must be.
+#[derive(Clone)]
+pub(crate) struct Structure {
+    grammar: Grammar,
+    /// What comes before.
+    preamble: Option<Arc<Preamble>>,
+}
+
+impl Structure {
+    /// Returns the constraint of an answer, before its first token.
+    pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
+        let constraint = Box::new(self.grammar.start());
+        match &self.preamble {
+            None => constraint,
+            Some(preamble) => preamble.before(constraint),
+        }
+    }
 }
 
 impl Grammars {
@@ -58,16 +81,37 @@ impl Grammars {
         }
         Ok(Arc::clone(made.insert(Vocabulary::new(tokenizer)?)))
     }
+
+    fn preamble(&self, tokenizer: &Arc<Tokenizer>, reasoning: OpenReasoning) -> Arc<Preamble> {
+        let preambles = self.preambles.lock();
+        let mut preambles = preambles.unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, preamble)) = preambles.iter().find(|(other, _)| *other == reasoning) {
+            return Arc::clone(preamble);
+        }
+        let preamble = Preamble::new(tokenizer, &reasoning.ends, &reasoning.breaks);
+        preambles.push((reasoning, Arc::clone(&preamble)));
+        preamble
+    }
 }
 
 impl Served {
-    /// Returns the grammar of what an answer must be, if it must be anything; see [`Grammars::get`].
+    /// Returns what an answer must be, if it must be anything; see [`Grammars::get`]. Where the prompt has opened
+    /// reasoning, the structure begins after its end.
     ///
     /// # Errors
     /// As [`Grammars::get`].
-    pub(crate) fn grammar(&self, source: Option<Source>) -> Result<Option<Grammar>, ApiError> {
-        let grammar = source.map(|source| self.grammars.get(&self.tokenizer, source));
-        grammar.transpose()
+    pub(crate) fn structure(
+        &self,
+        source: Option<Source>,
+        reasoning: Option<OpenReasoning>,
+    ) -> Result<Option<Structure>, ApiError> {
+        let Some(source) = source else {
+            return Ok(None);
+        };
+        let grammar = self.grammars.get(&self.tokenizer, source)?;
+        let preamble = |reasoning| self.grammars.preamble(&self.tokenizer, reasoning);
+        let preamble = reasoning.map(preamble);
+        Ok(Some(Structure { grammar, preamble }))
     }
 }
 
@@ -168,8 +212,10 @@ pub(crate) enum Forced {
     Named(String),
 }
 
-/// The format in which forced calls are written, whatever the model's own is: JSON between marks.
-pub(crate) const FORCED_FORMAT: &str = "hermes";
+/// Returns the format in which forced calls are written, whatever the model's own is: JSON between marks.
+pub(crate) fn forced_format() -> Format {
+    Format::by_name("hermes").expect("the format is in the table")
+}
 
 /// Returns the grammar of an answer that calls tools and says nothing else.
 ///

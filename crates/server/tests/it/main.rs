@@ -22,6 +22,7 @@ mod models;
 mod ollama;
 mod openapi;
 mod page;
+mod reasoning;
 mod responses;
 mod structured;
 mod timings;

@@ -200,6 +200,22 @@ fn other_apis_demand_calls_too() {
     check_weather(reply["output"][0]["arguments"].as_str().unwrap());
 }
 
+/// An answer that has the form of a call, for a client without tools, and for one that wants no call.
+#[test]
+fn without_tools_an_answer_is_no_call() {
+    let server = start();
+    let call = "<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>";
+    for fields in [json!({}), json!({"tools": tools(), "tool_choice": "none"})] {
+        let mut body = ask(1, fields);
+        body["guided_choice"] = json!([call]);
+        let reply = server.post(CHAT, &body).ok();
+        let choice = &reply["choices"][0];
+        assert_eq!(choice["message"]["content"], call);
+        assert!(choice["message"].get("tool_calls").is_none(), "{reply}");
+        assert_eq!(choice["finish_reason"], "stop");
+    }
+}
+
 #[test]
 fn structures_that_cannot_be_are_refused() {
     let server = start();

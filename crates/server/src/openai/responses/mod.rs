@@ -71,7 +71,7 @@ pub(crate) async fn create(
     let ignored = fields.unread();
     let prompt = chat.prompt(&app, &model, structure, calls).await?;
     let reader = prompt.reader();
-    let requests = generation.requests(&prompt.ids, &prompt.form(&model, None));
+    let requests = generation.requests(&prompt.ids, &prompt.form(None));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
     let id = app.new_id("resp_");
     let mut head = json!({
