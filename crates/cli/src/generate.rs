@@ -13,7 +13,7 @@ use rocmforge_engine::{ContextPolicy, FinishReason, PromptOutput, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::TokenLogprob;
 use rocmforge_runtime::gpu::WhenIdle;
-use rocmforge_text::tokenizer::LeadingSpace;
+use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
 use serde::Serialize;
 
 use crate::answer::{self, Answer};
@@ -24,6 +24,7 @@ use crate::interrupt::Interrupt;
 use crate::messages::Messages;
 use crate::output::{self, Out};
 use crate::prompt::{Source, Text};
+use crate::reasoning::{Reasoning, Show};
 use crate::session::{Session, Vocabulary};
 use crate::structure;
 use rocmforge::Message;
@@ -56,18 +57,19 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
 
     let started = Instant::now();
     let mut out = Out::new();
-    let (prompt, context_policy) = match (text, messages) {
+    let Prepared {
+        prompt,
+        context_policy,
+        reasoning,
+    } = match (text, messages) {
         (Some(text), _) if args.chat => {
             let turns = vec![Message::new("user", text.into_string()?)];
             let system = None;
             converse(args, &session, Messages { system, turns })?
         }
         (None, Some(messages)) => converse(args, &session, messages)?,
-        (Some(text), _) => (encode(args, &session, text, &out)?, None),
-        (None, None) => {
-            let ids = args.ids.as_ref().map_or_else(Vec::new, |ids| ids.0.clone());
-            (ids, None)
-        }
+        (Some(text), _) => Prepared::of(encode(args, &session, text, &out)?),
+        (None, None) => Prepared::of(args.ids.as_ref().map_or_else(Vec::new, |ids| ids.0.clone())),
     };
     let tokenize = started.elapsed();
 
@@ -84,13 +86,34 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     if let Some(top) = args.prompt_logprobs {
         request.prompt_output = PromptOutput::Scores { from: 1, top };
     }
+    // Without a structure, reasoning is part of the text.
+    let mut reasoning = reasoning.filter(|_| structure.is_some());
     if let Some(source) = &structure {
-        request.constraint = Some(structure::constraint(source, session.need_tokenizer()?)?);
+        let tokenizer = session.need_tokenizer()?;
+        let constraint = structure::constraint(source, tokenizer)?;
+        request.constraint = Some(match &reasoning {
+            None => constraint,
+            Some(reasoning) => reasoning.before(tokenizer, constraint),
+        });
+        if reasoning.is_some() {
+            // Its end may be a control token.
+            request.special_text = SpecialText::Show;
+        }
     }
     check_report(&request, &session)?;
-    let answer = answer::run(&session, request, &interrupt, |text| {
+    let mut answered = String::new();
+    let mut show = |text: &str| {
+        answered.push_str(text);
         if args.json { Ok(()) } else { out.stream(text) }
+    };
+    let mut answer = answer::run(&session, request, &interrupt, |text| match &mut reasoning {
+        None => show(text),
+        Some(reasoning) => show(&reasoning.push(text)),
     })?;
+    let reasoning = reasoning.map(Reasoning::finish);
+    let reasoning = reasoning.map(|(rest, reasoning)| show(&rest).map(|()| reasoning));
+    let reasoning = reasoning.transpose()?;
+    answer.text = answered;
     let times = Times::of(&answer, session.load_time, tokenize);
     if args.json {
         out.json(&Report::new(
@@ -98,6 +121,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
             &session,
             &prompt,
             &answer,
+            reasoning.as_deref(),
             &times,
             sampling.seed,
         ))?;
@@ -184,17 +208,44 @@ pub fn shifted(shifts: &ContextShifts) -> Option<String> {
     })
 }
 
-/// Returns the prompt of a conversation, and its context policy if it differs from the session's.
+/// A prompt, and what its answer begins with.
+struct Prepared {
+    prompt: Vec<TokenId>,
+    /// The context policy, if it differs from the session's.
+    context_policy: Option<ContextPolicy>,
+    /// The reasoning that the prompt opens.
+    reasoning: Option<Reasoning>,
+}
+
+impl Prepared {
+    fn of(prompt: Vec<TokenId>) -> Prepared {
+        Prepared {
+            prompt,
+            context_policy: None,
+            reasoning: None,
+        }
+    }
+}
+
+/// Returns the prompt of a conversation.
 fn converse(
     args: &GenerateArgs,
     session: &Session<Server>,
     messages: Messages,
-) -> Result<(Vec<TokenId>, Option<ContextPolicy>)> {
+) -> Result<Prepared> {
     let mut conversation = conversation::begin(session, &args.template)?;
     messages.put_into(&mut conversation);
-    let policy = conversation::context_policy(&conversation, session, &args.context)?;
+    let context_policy = conversation::context_policy(&conversation, session, &args.context)?;
     let prompt = conversation.prompt(session.need_tokenizer()?, conversation::fit(session))?;
-    Ok((prompt.ids, policy))
+    let show = match args.json {
+        true => Show::Nowhere,
+        false => Show::Stderr,
+    };
+    Ok(Prepared {
+        reasoning: Reasoning::opened_by(&prompt.text, conversation.format(), show),
+        prompt: prompt.ids,
+        context_policy,
+    })
 }
 
 fn encode(
@@ -286,6 +337,9 @@ struct Report<'a> {
     prompt_ids: &'a [TokenId],
     ids: &'a [TokenId],
     text: &'a str,
+    /// What came before a text of a given structure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
     finish_reason: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     logprobs: Option<&'a [Vec<TokenLogprob>]>,
@@ -308,6 +362,7 @@ impl<'a> Report<'a> {
         session: &'a Session<Server>,
         prompt: &'a [TokenId],
         answer: &'a Answer,
+        reasoning: Option<&'a str>,
         times: &'a Times,
         seed: u64,
     ) -> Report<'a> {
@@ -320,6 +375,7 @@ impl<'a> Report<'a> {
             prompt_ids: prompt,
             ids: &answer.ids,
             text: &answer.text,
+            reasoning,
             finish_reason: match answer.finish {
                 Some(FinishReason::Stop(_)) => "stop",
                 Some(FinishReason::Length) => "length",

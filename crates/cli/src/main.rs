@@ -39,6 +39,7 @@ mod prompt;
 #[cfg(feature = "pull")]
 mod pull;
 mod quantize;
+mod reasoning;
 #[cfg(feature = "pull")]
 mod recommend;
 mod rerank;

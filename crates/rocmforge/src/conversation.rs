@@ -2,6 +2,7 @@
 
 use rocmforge_engine::ContextPolicy;
 use rocmforge_gguf::TokenId;
+use rocmforge_text::answer::Format;
 use rocmforge_text::chat_template::{self, ChatTemplate, Sandbox, TemplateError};
 use rocmforge_text::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -52,6 +53,8 @@ pub struct Fit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
     pub ids: Vec<TokenId>,
+    /// Its text, of which the end may have opened reasoning.
+    pub text: String,
     /// Messages left out at the beginning, if more than for the last prompt.
     pub newly_left_out: Option<usize>,
 }
@@ -89,6 +92,11 @@ impl Conversation {
     /// Whether the template knows how to turn thinking on and off.
     pub fn can_think(&self) -> bool {
         self.template.mentions(ENABLE_THINKING)
+    }
+
+    /// Returns how the model writes reasoning and calls.
+    pub fn format(&self) -> Format {
+        Format::of_template(self.template.source())
     }
 
     /// Turns thinking on or off.
@@ -159,12 +167,13 @@ impl Conversation {
         let without = |this: &Conversation, n_left_out: usize| {
             this.encode(tokenizer, &this.with_system(&this.turns[n_left_out..]))
         };
-        let ids = without(self, self.n_left_out)?;
+        let (ids, text) = without(self, self.n_left_out)?;
         // Turns go in pairs, and the message to answer stays.
         let n_pairs = self.turns.len().saturating_sub(1 + self.n_left_out) / 2;
         if fit.policy == ContextPolicy::Stop || ids.len() < fit.n_ctx || n_pairs == 0 {
             return Ok(Prompt {
                 ids,
+                text,
                 newly_left_out: None,
             });
         }
@@ -172,16 +181,18 @@ impl Conversation {
         let mut shortest = without(self, self.n_left_out + 2 * n_pairs)?;
         while enough - too_few > 1 {
             let middle = (too_few + enough) / 2;
-            let ids = without(self, self.n_left_out + 2 * middle)?;
-            if ids.len() <= fit.n_ctx / 2 {
-                (enough, shortest) = (middle, ids);
+            let prompt = without(self, self.n_left_out + 2 * middle)?;
+            if prompt.0.len() <= fit.n_ctx / 2 {
+                (enough, shortest) = (middle, prompt);
             } else {
                 too_few = middle;
             }
         }
         self.n_left_out += 2 * enough;
+        let (ids, text) = shortest;
         Ok(Prompt {
-            ids: shortest,
+            ids,
+            text,
             newly_left_out: Some(self.n_left_out),
         })
     }
@@ -200,7 +211,7 @@ impl Conversation {
             let messages = self.with_system(&[Message::new("user", first)]);
             self.encode(tokenizer, &messages)
         };
-        let (a, b) = (encode("a")?, encode("1")?);
+        let ((a, _), (b, _)) = (encode("a")?, encode("1")?);
         let n_common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
         Ok(Some(match 2 * n_common < fit.n_ctx {
             true => Kept::SystemPrompt(n_sinks.max(n_common)),
@@ -208,11 +219,12 @@ impl Conversation {
         }))
     }
 
+    /// Returns the tokens and the text of a prompt.
     fn encode(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
-    ) -> Result<Vec<TokenId>, TemplateError> {
+    ) -> Result<(Vec<TokenId>, String), TemplateError> {
         let messages: Vec<Value> = messages
             .iter()
             .map(|message| json!({ "role": message.role, "content": message.content }))
@@ -224,6 +236,7 @@ impl Conversation {
             ..Default::default()
         };
         let prompt = self.template.prompt(&conversation, tokenizer)?;
-        Ok(with_bos(tokenizer, prompt.encode(tokenizer)))
+        let ids = with_bos(tokenizer, prompt.encode(tokenizer));
+        Ok((ids, prompt.text().to_string()))
     }
 }

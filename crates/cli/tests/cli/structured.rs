@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::program::{Run, run};
+use crate::program::{Run, changed_model, run};
 
 fn generate(more: &[&str]) -> Run {
     let first = [
@@ -80,6 +80,42 @@ fn answers_follow_what_is_asked() {
         let value: Value = serde_json::from_str(object["text"].as_str().unwrap()).unwrap();
         assert!(value.is_object());
     }
+}
+
+/// A template that opens reasoning: it goes to stderr, and the text follows the schema.
+#[test]
+fn a_model_may_think_before_a_structured_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = "{# </think> #}{{ messages[0].content }}<think>\n";
+    let model = changed_model(
+        folder.path(),
+        &[("tokenizer.chat_template", Some(template))],
+    );
+    let ids = |text: &str| run(&["tokenize", "--ids", "-p", text, "--parse-special"]).json();
+    let (the, end) = (&ids(" the")[0], &ids("</think>")[0]);
+    let (_schema, schema) = file("s.json", "{\"enum\": [\"red\", \"green\"]}");
+    let biases = [format!("{the}+100"), format!("{end}+80")];
+    let ask = |more: &[&str]| {
+        let first = [
+            "generate",
+            "-m",
+            model.to_str().unwrap(),
+            "--chat",
+            "-p",
+            "A color?",
+        ];
+        let samplers = ["--temp", "0", "--frequency-penalty", "2", "-n", "200"];
+        let biases = ["-l", &biases[0], "-l", &biases[1], "--json-schema", &schema];
+        run(&[&first[..], &samplers, &biases, more].concat())
+    };
+    let report = ask(&["--json"]).json();
+    let text = report["text"].as_str().unwrap();
+    assert!(["\"red\"", "\"green\""].contains(&text), "{report}");
+    let reasoning = report["reasoning"].as_str().unwrap();
+    assert!(reasoning.starts_with("the the"), "{report}");
+    let plain = ask(&[]).ok();
+    assert_eq!(plain.text(), text);
+    assert!(plain.stderr.contains(reasoning), "{}", plain.stderr);
 }
 
 #[test]
