@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
+use super::failure::FailureWatch;
 use super::mailbox::{Mailbox, Outbox};
 use super::step_clock::StepClock;
 use super::stream::{EventStream, Watch};
@@ -38,6 +39,7 @@ pub(super) struct Shared {
     left_queue: Mutex<Queued>,
     stats: Mutex<EngineStats>,
     pub(super) step_clock: StepClock,
+    pub(super) failure: Arc<FailureWatch>,
 }
 
 /// Locks what no code panics with.
@@ -95,6 +97,7 @@ impl Handle {
             left_queue: Mutex::new(engine.left_queue()),
             stats: Mutex::new(engine.stats()),
             step_clock: StepClock::new(),
+            failure: Arc::new(FailureWatch::new()),
         };
         let shared = Arc::new(shared);
         (Handle { commands, shared }, inbox)
@@ -198,6 +201,17 @@ impl Handle {
     /// a backend that is being replaced does not.
     pub fn step_time(&self) -> Option<Duration> {
         self.shared.step_clock.read()
+    }
+
+    /// Returns why the engine's thread has ended, if that was not asked for.
+    pub fn failure(&self) -> Option<Failure> {
+        self.shared.failure.get()
+    }
+
+    /// Has `told` called when the engine's thread ends without being asked to: its device is lost for good, or it has
+    /// panicked. `told` runs on that thread, or at once if it has ended.
+    pub fn on_failure(&self, told: impl FnOnce(Failure) + Send + 'static) {
+        self.shared.failure.tell(Box::new(told));
     }
 
     /// Returns the context size: the number of positions of one sequence.

@@ -4,6 +4,7 @@
 //! get the events of each as an [`EventStream`]. The thread takes all commands before each step, so an aborted request
 //! is not in the next one. It never waits for a client: what a slow one has not read is merged.
 
+mod failure;
 mod handle;
 mod mailbox;
 mod step_clock;

@@ -413,6 +413,49 @@ fn a_lost_device_fails_all_streams_at_once() {
     }
 }
 
+/// Those who ask before, and after.
+#[test]
+fn others_learn_that_an_engine_has_failed() {
+    let failed_of = |server: &Server| {
+        let (to, told) = mpsc::channel();
+        let again = to.clone();
+        server.on_failure(move |failure| to.send(failure.to_string()).unwrap());
+        (told, again)
+    };
+    let server_of = |before| server(Sizes::small(2), before, ServeOptions::default());
+
+    let lost = server_of(Box::new(|_| Err(lost_gpu())));
+    let (told, again) = failed_of(&lost);
+    assert!(lost.failure().is_none());
+    assert!(read(lost.submit(request(1)).unwrap()).failure.is_some());
+    // It was known before the stream ended.
+    let failure = lost.failure().unwrap().to_string();
+    assert_eq!(told.recv().unwrap(), failure);
+    lost.on_failure(move |failure| again.send(failure.to_string()).unwrap());
+    assert_eq!(told.recv().unwrap(), failure);
+
+    let panics = server_of(always());
+    let (told, _) = failed_of(&panics);
+    assert!(panics.with_engine(|_| panic!("a defect")).is_err());
+    let failure = told.recv().unwrap();
+    assert_eq!(failure, Failure::EngineStopped.to_string());
+    // Its thread may still be ending.
+    match panics.submit(request(1)) {
+        Err(error) => assert!(matches!(error, SubmitError::Stopped)),
+        Ok(stream) => assert!(matches!(read(stream).failure, Some(Failure::EngineStopped))),
+    }
+
+    // Nobody is told of an end that was asked for.
+    let stopped = server_of(always());
+    let (told, again) = failed_of(&stopped);
+    drop(again);
+    let handle = Handle::clone(&stopped);
+    stopped.stop().unwrap();
+    assert!(handle.failure().is_none());
+    drop(handle);
+    assert!(told.recv().is_err());
+}
+
 /// A request that ends the device's thread whenever it runs fails alone, although it takes many backends to find it.
 #[test]
 fn a_request_that_loses_devices_fails_alone() {

@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::Restart;
+use super::failure::PanicGuard;
 use super::handle::{Command, Shared};
 use super::mailbox::Outbox;
 use crate::engine::Engine;
@@ -19,6 +20,8 @@ const MAX_RESTARTS: u32 = 3;
 const RESTART_AFTER: Duration = Duration::from_millis(500);
 
 pub(super) struct Worker {
+    /// The first field is dropped first, before streams end: who reads that finds the failure.
+    _panics: PanicGuard,
     engine: Engine,
     commands: mpsc::Receiver<Command>,
     outboxes: HashMap<RequestId, Outbox>,
@@ -38,6 +41,7 @@ impl Worker {
         restart: Option<Restart>,
     ) -> Worker {
         Worker {
+            _panics: PanicGuard(Arc::clone(&shared.failure)),
             engine,
             commands,
             outboxes: HashMap::new(),
@@ -57,6 +61,7 @@ impl Worker {
                 Ok(events) => self.send(events),
                 Err(error) => {
                     if let Err(failure) = self.recover(error) {
+                        self.shared.failure.set(failure.clone());
                         self.fail_all(&failure);
                         break;
                     }
