@@ -20,6 +20,8 @@ pub enum Early {
     HardwareMismatch(String),
     /// A comparison with a baseline could not be judged, and that is to fail.
     Inconclusive(String),
+    /// A server has lost its only model.
+    ModelFailed(String),
     /// Wrong usage that clap cannot detect.
     Usage(String),
 }
@@ -32,6 +34,7 @@ impl fmt::Display for Early {
             Early::Regression(message)
             | Early::HardwareMismatch(message)
             | Early::Inconclusive(message)
+            | Early::ModelFailed(message)
             | Early::Usage(message) => f.write_str(message),
         }
     }
@@ -55,6 +58,9 @@ pub const REGRESSION: u8 = 3;
 pub const HARDWARE_MISMATCH: u8 = 4;
 pub const INCONCLUSIVE: u8 = 5;
 
+/// Exit code of a server whose only model has failed, such as by a lost device.
+pub const MODEL_FAILED: u8 = 6;
+
 /// Longest message of an error, in characters.
 const MAX_MESSAGE_CHARS: usize = 8000;
 
@@ -67,6 +73,7 @@ pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
         Some(Early::Regression(message)) => (REGRESSION, Some(message.clone())),
         Some(Early::HardwareMismatch(message)) => (HARDWARE_MISMATCH, Some(message.clone())),
         Some(Early::Inconclusive(message)) => (INCONCLUSIVE, Some(message.clone())),
+        Some(Early::ModelFailed(message)) => (MODEL_FAILED, Some(message.clone())),
         None => {
             let cause = Cause::of(error);
             let code = match &cause {

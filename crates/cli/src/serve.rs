@@ -18,7 +18,7 @@ use rocmforge_server::{
 use serde_json::json;
 
 use crate::args::{ServeArgs, with_long_names};
-use crate::exit::usage;
+use crate::exit::{Early, usage};
 use crate::output::{Out, note, say};
 use crate::peaks::Peaks;
 use crate::resolve;
@@ -94,6 +94,9 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
         && let Some(error) = loading::first_error(&failure)
     {
         return Err(error);
+    }
+    if let Err(error @ ServerError::ModelFailed { .. }) = &ended {
+        return Err(Early::ModelFailed(error.to_string()).into());
     }
     ended?;
     told

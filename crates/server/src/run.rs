@@ -23,6 +23,9 @@ use crate::serving::lifecycle::Phase;
 use crate::serving::model::Served;
 use crate::serving::slot::Offer;
 
+/// Time for the errors of requests after their model has failed.
+const LAST_ERRORS: Duration = Duration::from_secs(2);
+
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -50,6 +53,9 @@ pub enum ServerError {
     Load { name: String, message: String },
     #[error("{name} does not answer: {message}")]
     SelfTest { name: String, message: String },
+    /// The only model has failed while the server ran.
+    #[error("{name} has failed: {message}; the server has ended, start it again")]
+    ModelFailed { name: String, message: String },
     #[error("cannot start the server's threads: {0}")]
     Threads(io::Error),
 }
@@ -187,19 +193,27 @@ impl Server {
             let fleet = Arc::clone(&self.app.fleet);
             tokio::spawn(async move { fleet.unload_idle().await });
             on_ready(&stopper);
-            lifecycle.ended().await;
-            Ok(())
-        };
-        tokio::pin!(connections);
-        tokio::select! {
-            // A failed test ends the server; an ordered end lets connections write their last bytes.
-            ended = life => {
-                ended?;
-                connections.await;
+            tokio::select! {
+                () = lifecycle.ended() => Ok(()),
+                (name, message) = self.app.fleet.lost() => {
+                    // All requests have failed; this lets their clients know.
+                    lifecycle.drain(LAST_ERRORS).await;
+                    Err(ServerError::ModelFailed { name, message })
+                }
             }
-            () = &mut connections => {}
+        };
+        tokio::pin!(life, connections);
+        tokio::select! {
+            ended = &mut life => {
+                // A failed test ends the server; an ordered end lets connections write their last bytes.
+                if lifecycle.phase() == Phase::Ended {
+                    connections.await;
+                }
+                ended
+            }
+            // Connections end in the last phase.
+            () = &mut connections => life.await,
         }
-        Ok(())
     }
 }
 

@@ -73,6 +73,16 @@ impl ApiError {
         .retry_after(5)
     }
 
+    /// The engine of a model has failed. It is loaded again, or the server ends.
+    pub(crate) fn model_failed() -> ApiError {
+        ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the model has failed and is not available now; try again later, or use another one",
+        )
+        .code("model_failed")
+        .retry_after(10)
+    }
+
     /// The server's owner has ended the request. The status is none that clients try again after.
     pub(crate) fn ended() -> ApiError {
         let message = "the server's owner has ended this request";
@@ -156,7 +166,7 @@ impl From<Failure> for ApiError {
                     .code("overloaded")
                     .retry_after(whole_seconds(less_after))
             }
-            Failure::EngineStopped => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message),
+            Failure::EngineStopped => ApiError::model_failed(),
             _ => ApiError::internal(message),
         }
     }
@@ -166,7 +176,7 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> ApiError {
         match error {
             SubmitError::Invalid(error) => error.into(),
-            SubmitError::Stopped => ApiError::stopping(),
+            SubmitError::Stopped => ApiError::model_failed(),
             SubmitError::Full(_) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, error.to_string()).code("queue_full")
             }

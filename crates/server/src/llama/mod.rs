@@ -45,14 +45,17 @@ pub(crate) fn probes() -> Router<Arc<App>> {
         .route("/health/live", get(live))
 }
 
-/// `GET /health`, `/health/ready`, `/health/startup`: whether the server takes requests.
+/// `GET /health`, `/health/ready`, `/health/startup`: whether the server takes requests. It names the models that have
+/// failed.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
+    let failed = app.fleet.failed();
     let status = match app.lifecycle.phase() {
         Phase::Starting => "starting",
+        Phase::Ready if failed.len() == app.fleet.slots().len() => "failed",
         Phase::Ready => OK,
         Phase::Draining | Phase::Aborting | Phase::Ended => "draining",
     };
-    health(status)
+    health(status, &failed)
 }
 
 /// `GET /health/live`: whether the server runs at all. It does not if a device hangs.
@@ -62,18 +65,23 @@ pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
             true => "stuck",
             false => OK,
         },
+        &[],
     )
 }
 
 /// The status of a server that is well.
 const OK: &str = "ok";
 
-fn health(status: &str) -> Response {
+fn health(status: &str, failed: &[&str]) -> Response {
     let code = match status {
         OK => StatusCode::OK,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     };
-    (code, Json(json!({ "status": status }))).into_response()
+    let mut body = json!({ "status": status });
+    if !failed.is_empty() {
+        body["failed"] = json!(failed);
+    }
+    (code, Json(body)).into_response()
 }
 
 /// Which model's properties are asked for; without a name, the first one's.

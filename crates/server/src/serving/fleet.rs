@@ -3,11 +3,13 @@
 //! One model is loaded at a time. If it does not fit beside the others, those that nobody has asked for the longest leave
 //! first; the requests of a model that leaves are finished before.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
+use rocmforge_engine::Failure;
 use rocmforge_engine::serve::Handle;
+use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::http::error::{ApiError, whole_seconds};
@@ -33,6 +35,8 @@ pub(crate) struct Fleet {
     notice: fn(&str),
     /// Whose turn it is to load.
     loading: tokio::sync::Mutex<()>,
+    /// Why the only model has failed.
+    lost: watch::Sender<Option<String>>,
 }
 
 /// Who asks for a model.
@@ -61,6 +65,7 @@ impl Fleet {
             metrics,
             notice: config.notice,
             loading: tokio::sync::Mutex::default(),
+            lost: watch::Sender::default(),
         }
     }
 
@@ -250,7 +255,12 @@ impl Fleet {
     }
 
     /// Loads a model whose state is `Loading`. Without room for it, its state is as `before`.
-    async fn enter(&self, slot: &Arc<Slot>, room: Room, before: State) -> Result<(), Arc<str>> {
+    async fn enter(
+        self: &Arc<Fleet>,
+        slot: &Arc<Slot>,
+        room: Room,
+        before: State,
+    ) -> Result<(), Arc<str>> {
         let _turn = self.loading.lock().await;
         let file = slot.file_version();
         let mut freed = match &before {
@@ -271,6 +281,7 @@ impl Fleet {
         then.state = match (loaded, before) {
             (Ok(Some(resident)), _) => {
                 slot.touch();
+                self.watch(slot, &resident.served);
                 State::Ready(resident)
             }
             (Ok(None), State::Failed(before)) => failed(before.reason, freed),
@@ -309,6 +320,53 @@ impl Fleet {
         });
         let served = Arc::new(served.await?);
         Ok(Some(Resident { served, bytes }))
+    }
+
+    /// Has the model leave the memory when its engine fails.
+    fn watch(self: &Arc<Fleet>, slot: &Arc<Slot>, served: &Arc<Served>) {
+        let (fleet, slot) = (Arc::clone(self), Arc::clone(slot));
+        let (failed, runtime) = (Arc::downgrade(served), tokio::runtime::Handle::current());
+        // Called on the engine's thread, which does not wait.
+        served.engine.on_failure(move |failure| {
+            runtime.spawn(async move { fleet.lose(&slot, &failed, &failure).await });
+        });
+    }
+
+    /// Takes a model whose engine has failed out of the memory, and lets it be loaded again. A server with this model only
+    /// is to end.
+    async fn lose(&self, slot: &Slot, failed: &Weak<Served>, failure: &Failure) {
+        let mut states = slot.state.subscribe();
+        let entered = |state: &State| !matches!(state, State::Loading);
+        let _ = states.wait_for(entered).await;
+        (self.notice)(&format!("error: {} has failed: {failure}", slot.name()));
+        let then = State::Failed(Failed {
+            reason: failure.to_string().into(),
+            at: Instant::now(),
+            file: slot.file_version(),
+            freed: None,
+        });
+        if self.slots.len() == 1 {
+            self.lost.send_replace(Some(failure.to_string()));
+        }
+        self.leave(slot, then, |served| {
+            std::ptr::eq(Arc::as_ptr(served), failed.as_ptr())
+        })
+        .await;
+    }
+
+    /// Waits until the only model has failed; returns its name and the reason.
+    pub(crate) async fn lost(&self) -> (String, String) {
+        let mut lost = self.lost.subscribe();
+        let lost = lost.wait_for(Option::is_some).await;
+        let reason = lost.ok().and_then(|lost| lost.clone()).unwrap_or_default();
+        (self.slots[0].name().to_string(), reason)
+    }
+
+    /// Returns the names of the models that have failed, or could not be loaded, and are not tried again yet.
+    pub(crate) fn failed(&self) -> Vec<&str> {
+        let slots = self.slots.iter();
+        let failed = slots.filter(|slot| slot.failed_within(self.retry_time));
+        failed.map(|slot| slot.name()).collect()
     }
 
     /// The models in memory, and the bytes of each.
@@ -378,18 +436,27 @@ impl Fleet {
         if is_ready() {
             let _ = waiting.wait_for(|n| *n == 0).await;
         }
+        self.leave(slot, State::Away, |_| true).await
+    }
+
+    /// Takes a model out of the memory, if it is there and `is_it`, and enters the state `then` after its last request.
+    /// Returns whether it did.
+    async fn leave(&self, slot: &Slot, then: State, is_it: impl Fn(&Arc<Served>) -> bool) -> bool {
         let mut taken = None;
         slot.state.send_if_modified(|state| {
             let State::Ready(Resident { served, bytes }) = state else {
                 return false;
             };
+            if !is_it(served) {
+                return false;
+            }
             let (engine, bytes) = (Handle::clone(&served.engine), *bytes);
             taken = Some(Arc::clone(served));
             *state = State::Leaving { engine, bytes };
             true
         });
         let Some(served) = taken else { return false };
-        let _then = slot.then(State::Away);
+        let _then = slot.then(then);
         (self.notice)(&format!("notice: {} leaves the memory", slot.name()));
         let mut gone = served.gone();
         // Ending an engine waits for its step.

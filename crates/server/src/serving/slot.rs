@@ -58,7 +58,7 @@ pub(crate) struct Slot {
 #[derive(Clone)]
 pub(crate) enum State {
     Away,
-    /// It could not be loaded.
+    /// It could not be loaded, or has failed.
     Failed(Failed),
     Loading,
     Ready(Resident),
@@ -69,7 +69,7 @@ pub(crate) enum State {
     },
 }
 
-/// Why a model could not be loaded, and when.
+/// Why a model could not be loaded, or has failed, and when.
 #[derive(Clone)]
 pub(crate) struct Failed {
     pub(crate) reason: Arc<str>,
@@ -127,6 +127,14 @@ impl Slot {
         match &*self.state.borrow() {
             State::Ready(resident) => Some(Arc::clone(&resident.served)),
             _ => None,
+        }
+    }
+
+    /// Returns whether it has failed in the last `time`, and was not loaded since.
+    pub(crate) fn failed_within(&self, time: Duration) -> bool {
+        match &*self.state.borrow() {
+            State::Failed(failed) => failed.at.elapsed() < time,
+            _ => false,
         }
     }
 

@@ -11,6 +11,7 @@ mod completions;
 mod cors;
 mod device;
 mod embeddings;
+mod failed;
 mod hostile;
 mod identity;
 mod keys;
