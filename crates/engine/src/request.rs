@@ -28,7 +28,8 @@ pub enum PromptOutput {
 /// A prompt to continue, with its sampling and output options.
 #[derive(Debug, Clone)]
 pub struct Request {
-    pub prompt: Vec<TokenId>,
+    /// Requests may share it.
+    pub prompt: Arc<[TokenId]>,
     /// The most tokens to generate; 0 only evaluates the prompt.
     pub max_tokens: usize,
     pub sampling: Arc<SamplingParams>,
@@ -73,7 +74,7 @@ impl Request {
     /// Returns a greedy request for up to `max_tokens` tokens.
     pub fn greedy(prompt: Vec<TokenId>, max_tokens: usize) -> Request {
         Request {
-            prompt,
+            prompt: prompt.into(),
             max_tokens,
             sampling: Arc::new(SamplingParams::greedy()),
             stop: Vec::new(),

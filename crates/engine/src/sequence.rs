@@ -89,7 +89,7 @@ impl Sequence {
         Sequence {
             id,
             leader: None,
-            tokens: request.prompt.clone(),
+            tokens: request.prompt.to_vec(),
             n_prompt: request.prompt.len(),
             n_to_compute: request.prompt.len(),
             n_submitted: 0,

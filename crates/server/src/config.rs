@@ -79,6 +79,8 @@ pub struct Limits {
     pub max_stops: usize,
     /// Bytes of all stop strings.
     pub max_stop_bytes: usize,
+    /// Tokens that end an answer.
+    pub max_stop_ids: usize,
     /// Tokens with a bias.
     pub max_biases: usize,
     /// Time to the first token. A request that would probably take longer is refused.
@@ -108,6 +110,7 @@ impl Default for Limits {
             max_choices: 128,
             max_stops: 32,
             max_stop_bytes: 4096,
+            max_stop_ids: 1024,
             max_biases: 4096,
             max_first_token_time: None,
             head_timeout: Duration::from_secs(5),

@@ -349,7 +349,7 @@ fn a_request_that_fails_steps_fails_alone() {
             .take(n_requests)
             .collect();
         assert_eq!(requests.len(), n_requests);
-        requests[poisoned].prompt[1] = POISON;
+        Arc::make_mut(&mut requests[poisoned].prompt)[1] = POISON;
         let ids: Vec<RequestId> = requests
             .iter()
             .map(|request| engine.submit(request.clone()).unwrap())

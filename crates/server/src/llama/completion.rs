@@ -152,8 +152,8 @@ impl Asked {
             logprobs: (n_probs > 0).then_some(n_probs),
             structure,
         };
-        let requests = |prompt: &Vec<TokenId>| generation.requests(prompt, &form);
-        let groups: Vec<_> = prompts.iter().map(requests).collect();
+        let requests = |prompt: Vec<TokenId>| generation.requests(&prompt.into(), &form);
+        let groups: Vec<_> = prompts.into_iter().map(requests).collect();
         let n_answers = groups.iter().map(Vec::len).sum();
         let choices = Choices::submit(Arc::clone(&model), groups, ticket)?.after(times);
         let answers = Answers {

@@ -206,7 +206,7 @@ impl Asked {
             logprobs: None,
             structure,
         };
-        let requests = generation.requests(&ids, &form);
+        let requests = generation.requests(&ids.into(), &form);
         let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
         let lines = Lines::new(Shape::Generate, &model.name, None::<Reader>);
         respond(app, choices, lines, generation.stream).await

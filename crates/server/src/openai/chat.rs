@@ -48,7 +48,7 @@ pub(crate) struct Chat {
 
 /// A conversation as the model reads it, and how to read its answer.
 pub(crate) struct Prompt {
-    pub(crate) ids: Vec<TokenId>,
+    pub(crate) ids: Arc<[TokenId]>,
     /// Its text, of which the end says whether the answer begins with reasoning.
     text: String,
     tools: Vec<Value>,
@@ -239,7 +239,7 @@ impl Chat {
             };
             let reasoning = format.open_reasoning(rendered.text());
             Ok(Prompt {
-                ids,
+                ids: ids.into(),
                 times: PromptTimes { template, tokenize },
                 text: rendered.text().to_string(),
                 format,

@@ -90,23 +90,26 @@ pub(crate) async fn create(
         logprobs,
         structure,
     };
-    let mut answers = Vec::new();
-    let mut groups = Vec::new();
-    for prompt in prompts {
-        let mut requests = generation.requests(&prompt, &form);
+    let prompts: Vec<Arc<[TokenId]>> = prompts.into_iter().map(Arc::from).collect();
+    let requests = |prompt| {
+        let mut requests = generation.requests(prompt, &form);
         if let (true, Some(top)) = (echo, logprobs) {
             let scores = PromptOutput::Scores { from: 1, top };
             requests
                 .iter_mut()
                 .for_each(|request| request.prompt_output = scores);
         }
-        answers.extend((0..requests.len()).map(|_| Answer {
-            echo: echo.then(|| Echo::new(&prompt, &model.tokenizer)),
-            logprobs: logprobs.map(|_| CompletionLogprobs::new()),
-        }));
-        groups.push(requests);
-    }
+        requests
+    };
+    let groups = prompts.iter().map(requests).collect();
     let choices = Choices::submit(Arc::clone(&model), groups, ticket)?.after(times);
+    // The engine has found that the prompts are not too long to be repeated.
+    let answers = prompts.iter().flat_map(|prompt| {
+        let echo = echo.then(|| Echo::new(prompt, &model.tokenizer));
+        let logprobs = logprobs.map(|_| CompletionLogprobs::new());
+        std::iter::repeat_n(Answer { echo, logprobs }, generation.n)
+    });
+    let answers: Vec<Answer> = answers.collect();
     let id = app.new_id("cmpl-");
     let mut response = match generation.stream {
         true => {
@@ -202,23 +205,26 @@ fn before_suffix(
 }
 
 /// One answer, and what is to be put before it.
+#[derive(Clone)]
 struct Answer {
     echo: Option<Echo>,
     logprobs: Option<CompletionLogprobs>,
 }
 
 /// A prompt that the answer begins with.
+#[derive(Clone)]
 struct Echo {
-    ids: Vec<TokenId>,
-    text: String,
+    ids: Arc<[TokenId]>,
+    text: Arc<str>,
     scores: Vec<PromptScore>,
 }
 
 impl Echo {
-    fn new(prompt: &[TokenId], tokenizer: &Tokenizer) -> Echo {
+    fn new(prompt: &Arc<[TokenId]>, tokenizer: &Tokenizer) -> Echo {
+        let text = tokenizer.decode(prompt, SpecialText::Hide, LeadingSpace::Strip);
         Echo {
-            ids: prompt.to_vec(),
-            text: tokenizer.decode(prompt, SpecialText::Hide, LeadingSpace::Strip),
+            ids: Arc::clone(prompt),
+            text: text.into(),
             scores: Vec::new(),
         }
     }
@@ -231,7 +237,7 @@ impl Answer {
         let logprobs = self.logprobs.as_mut();
         let logprobs =
             logprobs.map(|logprobs| logprobs.of_prompt(tokenizer, &echo.ids, &echo.scores));
-        Some((echo.text, logprobs.unwrap_or_default()))
+        Some((echo.text.to_string(), logprobs.unwrap_or_default()))
     }
 
     fn whole(mut self, index: usize, tokenizer: &Tokenizer, whole: Whole) -> Value {

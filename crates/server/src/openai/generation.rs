@@ -84,7 +84,7 @@ impl Generation {
             include_usage,
             max_tokens: n_predict.or(max_tokens),
             stop: stops(fields, limits)?,
-            stop_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
+            stop_ids: stop_ids(fields, limits)?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             min_tokens: fields.take("min_tokens")?.unwrap_or(0),
             sampling: sampling(fields, limits)?,
@@ -164,8 +164,8 @@ impl Generation {
         })
     }
 
-    /// Returns the requests for the answers to a prompt. Their seeds differ.
-    pub(crate) fn requests(&self, prompt: &[TokenId], form: &Form) -> Vec<Request> {
+    /// Returns the requests for the answers to a prompt, which they share. Their seeds differ.
+    pub(crate) fn requests(&self, prompt: &Arc<[TokenId]>, form: &Form) -> Vec<Request> {
         let request = |i: usize| Request {
             sampling: Arc::new(SamplingParams {
                 seed: self.sampling.seed.wrapping_add(i as u64),
@@ -184,7 +184,8 @@ impl Generation {
             leading_space: form.leading_space,
             logprobs: form.logprobs,
             constraint: form.structure.as_ref().map(Structure::constraint),
-            ..Request::greedy(prompt.to_vec(), self.max_tokens.unwrap_or(usize::MAX))
+            prompt: Arc::clone(prompt),
+            ..Request::greedy(Vec::new(), self.max_tokens.unwrap_or(usize::MAX))
         };
         (0..self.n).map(request).collect()
     }
@@ -218,6 +219,17 @@ fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> 
         return Err(ApiError::field("stop", message));
     }
     Ok(stops.into_iter().filter(|text| !text.is_empty()).collect())
+}
+
+fn stop_ids(fields: &mut Fields, limits: &Limits) -> Result<Vec<TokenId>, ApiError> {
+    let ids: Vec<TokenId> = fields.take("stop_token_ids")?.unwrap_or_default();
+    match ids.len() > limits.max_stop_ids {
+        true => Err(ApiError::field(
+            "stop_token_ids",
+            format!("use at most {} tokens", limits.max_stop_ids),
+        )),
+        false => Ok(ids),
+    }
 }
 
 /// Reads the sampler's fields. What is missing has OpenAI's default: temperature 1, and nothing else changes the
@@ -354,5 +366,29 @@ fn biases(fields: &mut Fields, limits: &Limits) -> Result<Vec<(TokenId, f32)>, A
             format!("use at most {} tokens", limits.max_biases),
         )),
         false => Ok(biases),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 128 copies of a prompt of millions of tokens would fill the memory before the engine refuses it.
+    #[test]
+    fn answers_share_their_prompt() {
+        let mut fields = Fields::parse(br#"{"n": 128}"#).unwrap();
+        let limits = Limits::default();
+        let generation = Generation::read(&mut fields, &Caller::default(), &limits).unwrap();
+        let form = Form {
+            special_text: SpecialText::Hide,
+            leading_space: LeadingSpace::Keep,
+            logprobs: None,
+            structure: None,
+        };
+        let prompt: Arc<[TokenId]> = vec![1; 100].into();
+        let requests = generation.requests(&prompt, &form);
+        assert_eq!(requests.len(), 128);
+        let is_shared = |request: &Request| Arc::ptr_eq(&request.prompt, &prompt);
+        assert!(requests.iter().all(is_shared));
     }
 }

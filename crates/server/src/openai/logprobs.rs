@@ -46,6 +46,7 @@ fn finite(logprob: f32) -> f32 {
 }
 
 /// The four lists of a completion's answer. They continue from piece to piece.
+#[derive(Clone)]
 pub(super) struct CompletionLogprobs {
     /// Where the next token begins in the text, in characters.
     offset: usize,

@@ -91,6 +91,7 @@ fn caps_on_what_a_request_holds() {
     limits.max_body_bytes = 100_000;
     (limits.max_messages, limits.max_tools, limits.max_choices) = (4, 2, 3);
     (limits.max_stops, limits.max_stop_bytes, limits.max_biases) = (2, 16, 2);
+    limits.max_stop_ids = 2;
     let server = TestServer::start(config, vec![forge_mini(small())]);
     let message = json!({"role": "user", "content": "Hi"});
     let tool = |name: usize| json!({"type": "function", "function": {"name": format!("f{name}")}});
@@ -115,6 +116,7 @@ fn caps_on_what_a_request_holds() {
             ("n", json!(3), json!(4)),
             ("stop", json!(["a", "b"]), json!(["a", "b", "c"])),
             ("stop", json!(["x".repeat(16)]), json!(["x".repeat(17)])),
+            ("stop_token_ids", json!([1, 2]), json!([1, 2, 3])),
             (
                 "logit_bias",
                 json!({"1": 0, "2": 0}),
