@@ -67,6 +67,15 @@ impl Fields {
         }
     }
 
+    /// Takes a field if it has this value; returns whether it had.
+    pub(crate) fn take_if(&mut self, name: &str, value: &Value) -> bool {
+        let has_it = self.0.get(name) == Some(value);
+        if has_it {
+            self.0.swap_remove(name);
+        }
+        has_it
+    }
+
     /// Sets a field, unless it is there. One that is null counts as missing.
     pub(crate) fn put_default(&mut self, name: &str, value: Value) {
         let field = self.0.entry(name).or_insert(Value::Null);

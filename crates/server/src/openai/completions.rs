@@ -51,9 +51,13 @@ pub(crate) async fn create(
     let ticket = app.admit(&caller)?;
     let model = app.model(&mut fields).await?;
     model.put_defaults(&mut fields);
-    // OpenAI allows 0 here: with echo, the prompt is scored and nothing is generated.
     let echo = fields.take("echo")?.unwrap_or(false);
-    let generation = Generation::read(&mut fields, &caller, &app.limits)?;
+    // As with OpenAI, 0 is allowed here: with echo, the prompt is scored and nothing is generated.
+    let only_prompt = fields.take_if("max_tokens", &json!(0));
+    let mut generation = Generation::read(&mut fields, &caller, &app.limits)?;
+    if only_prompt {
+        generation.max_tokens = Some(0);
+    }
     let logprobs: Option<usize> = fields.take("logprobs")?;
     if logprobs > Some(MAX_LOGPROBS) {
         return Err(ApiError::field(

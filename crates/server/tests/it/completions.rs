@@ -79,6 +79,36 @@ fn an_echo_begins_with_the_prompt_and_its_scores() {
 }
 
 #[test]
+fn a_prompt_is_scored_without_an_answer() {
+    let server = start();
+    let mut body = ask(json!("Once upon a time"));
+    (body["echo"], body["logprobs"], body["n"]) = (true.into(), 1.into(), 2.into());
+    let lists = server.post(COMPLETIONS, &body).ok()["choices"][0]["logprobs"].clone();
+    body["max_tokens"] = 0.into();
+    let reply = server.post(COMPLETIONS, &body).ok();
+    assert_eq!(texts(&reply), ["Once upon a time"; 2]);
+    assert_eq!(reply["usage"]["completion_tokens"], 0);
+    for choice in reply["choices"].as_array().unwrap() {
+        assert_eq!(choice["finish_reason"], "length");
+        for (name, list) in choice["logprobs"].as_object().unwrap() {
+            let list = list.as_array().unwrap();
+            assert!(list.len() > 2, "{name}");
+            assert_eq!(list[..], lists[name].as_array().unwrap()[..list.len()], "{name}");
+        }
+    }
+    body["stream"] = true.into();
+    let events = server.post(COMPLETIONS, &body).events();
+    let of_first = events.iter().filter(|event| event["choices"][0]["index"] == 0);
+    let text: String = of_first
+        .filter_map(|event| event["choices"][0]["text"].as_str())
+        .collect();
+    assert_eq!(text, "Once upon a time");
+    // Without echo there is nothing to return.
+    body["max_tokens"] = json!(-1);
+    server.post(COMPLETIONS, &body).error(400);
+}
+
+#[test]
 fn tokens_and_texts_are_inverse() {
     let server = start();
     let text = "Hello, wörld! 2 + 2 <|im_end|>";
