@@ -127,7 +127,8 @@ impl App {
     pub(crate) fn admit(&self, caller: &Caller) -> Result<Ticket, ApiError> {
         Ok(Ticket {
             place: caller.key.as_ref().map(|key| key.admit()).transpose()?,
-            _under_way: self.lifecycle.admit()?,
+            under_way: self.lifecycle.admit()?,
+            connection: caller.connection.clone(),
             listed: self.requests.begin(caller.asked(), || self.new_id("req")),
         })
     }

@@ -20,7 +20,7 @@ use crate::openai::chat::Chat;
 use crate::openai::generation::Generation;
 use crate::openai::messages::{check_tools, for_template};
 use crate::serving::choices::Choices;
-use crate::serving::reader::Calls;
+use crate::serving::reader::{Calls, Parts};
 use crate::serving::structured::Forced;
 
 /// `POST /v1/messages`
@@ -60,9 +60,11 @@ pub(super) async fn create(
             events(choices, encoder, &app.lifecycle, &app.limits).await?
         }
         false => {
-            let (mut wholes, totals) = app.unless_aborted(choices.whole()).await?;
+            let mut parts = Parts::default();
+            let whole = choices.whole_until(|_, text| reader.gather(text, &mut parts));
+            let (mut wholes, totals) = app.unless_aborted(whole).await?;
             let whole = wholes.pop().unwrap_or_default();
-            let parts = reader.read(&whole.text);
+            reader.gather_rest(&mut parts);
             let (reason, sequence) = stop(&reader, whole.reason, &stops);
             let mut body = head;
             body["content"] = content(parts);

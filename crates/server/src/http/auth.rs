@@ -8,6 +8,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use super::caller::{Caller, REQUEST_ID};
+use super::connection::Connection;
 use super::cors::Origins;
 use super::error::ApiError;
 use super::keys::{Key, Scope};
@@ -51,8 +52,10 @@ async fn with_scope(
         Ok(key) => {
             let route = request.extensions().get::<MatchedPath>();
             let id = request.headers().get(REQUEST_ID);
+            let connection = request.extensions().get::<Connection>();
             let caller = Caller {
                 key,
+                connection: connection.cloned().unwrap_or_default(),
                 id: id
                     .and_then(|id| id.to_str().ok())
                     .unwrap_or_default()

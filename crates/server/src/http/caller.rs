@@ -6,6 +6,7 @@ use axum::extract::FromRequestParts;
 use axum::http::HeaderName;
 use axum::http::request::Parts;
 
+use super::connection::Connection;
 use super::error::ApiError;
 use super::keys::Key;
 use crate::observe::requests::Asked;
@@ -22,6 +23,7 @@ pub(crate) struct Caller {
     pub(crate) id: String,
     /// The route as in the server's table.
     pub(crate) route: String,
+    pub(crate) connection: Connection,
 }
 
 impl Caller {

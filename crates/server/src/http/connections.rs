@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -12,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::connection::Connection;
 use super::timed_io::TimedIo;
 use super::tls::Tls;
 use crate::config::Limits;
@@ -54,8 +58,13 @@ pub(crate) async fn serve(
         };
         // Tokens are small writes that must not wait for each other.
         let _ = stream.set_nodelay(true);
-        let stream = TimedIo::new(stream, limits.write_timeout);
-        let service = TowerToHyperService::new(router.clone());
+        let connection = Connection::default();
+        let stream = TimedIo::new(stream, limits.write_timeout, connection.clone());
+        let router = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(connection.clone());
+            router.call(request)
+        });
         let (server, watcher) = (server.clone(), graceful.watcher());
         let acceptor = tls.map(Tls::acceptor);
         let read_timeout = limits.read_timeout;

@@ -2,6 +2,7 @@
 
 pub(crate) mod auth;
 pub(crate) mod caller;
+pub(crate) mod connection;
 pub(crate) mod connections;
 pub(crate) mod cors;
 pub(crate) mod error;

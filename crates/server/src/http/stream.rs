@@ -153,7 +153,7 @@ impl<E: Encoder> Pump<E> {
                 update = self.choices.next() => match update {
                     Some(Ok(update)) => {
                         if let Some(choice) = self.encoder.update(update, &mut out) {
-                            self.choices.end(choice);
+                            self.choices.end_early(choice);
                         }
                     }
                     Some(Err(error)) => self.fail(&error, &mut out),

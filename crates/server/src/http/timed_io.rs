@@ -8,21 +8,26 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::connection::Connection;
+
 /// A connection whose writes fail if they wait too long.
 pub(crate) struct TimedIo<S> {
     stream: S,
     write_timeout: Duration,
     timer: Pin<Box<Sleep>>,
     is_waiting: bool,
+    /// Learns that the client does not read.
+    connection: Connection,
 }
 
 impl<S> TimedIo<S> {
-    pub(crate) fn new(stream: S, write_timeout: Duration) -> TimedIo<S> {
+    pub(crate) fn new(stream: S, write_timeout: Duration, connection: Connection) -> TimedIo<S> {
         TimedIo {
             stream,
             write_timeout,
             timer: Box::pin(sleep(write_timeout)),
             is_waiting: false,
+            connection,
         }
     }
 
@@ -42,6 +47,7 @@ impl<S> TimedIo<S> {
             self.timer.as_mut().reset(deadline);
         }
         ready!(self.timer.as_mut().poll(context));
+        self.connection.set_slow();
         Poll::Ready(Err(io::Error::new(
             io::ErrorKind::TimedOut,
             "the client does not read",

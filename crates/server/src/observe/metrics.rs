@@ -81,7 +81,7 @@ pub(crate) struct ModelMetrics {
     failed_steps: IntCounter,
     restarts: IntCounter,
     ended: [IntCounter; 4],
-    aborts: [IntCounter; 2],
+    aborts: [IntCounter; 4],
     /// The counters of the engine when the model was loaded.
     before: [u64; 5],
     first_token: Histogram,
@@ -107,10 +107,14 @@ pub(crate) enum Cause {
     /// The client left.
     Client,
     Owner,
+    /// The server ends.
+    Shutdown,
+    /// The client has read nothing for a while.
+    SlowReader,
 }
 
 /// Values of the label `cause`, in the order of [`Cause`].
-const CAUSES: [&str; 2] = ["client", "owner"];
+const CAUSES: [&str; 4] = ["client", "owner", "shutdown", "slow_reader"];
 
 impl Metrics {
     pub(crate) fn new() -> Metrics {
@@ -166,7 +170,7 @@ impl Metrics {
                 &registry,
                 IntCounterVec::new(
                     Opts::new("rocmforge_aborts_total", "Answers ended early, by cause."),
-                    &["model_name", "cause"],
+                    &["model_name", "engine", "cause"],
                 ),
             ),
             gauges: [
@@ -323,7 +327,7 @@ impl Metrics {
             failed_steps: failed,
             restarts,
             ended: REASONS.map(ended),
-            aborts: CAUSES.map(|cause| self.aborts.with_label_values(&[name, cause])),
+            aborts: CAUSES.map(|cause| self.aborts.with_label_values(&[name, ENGINE, cause])),
             before,
             first_token,
             inter_token,
@@ -456,6 +460,11 @@ impl ModelMetrics {
             FinishReason::Aborted => 2,
         };
         self.ended[at].inc();
+    }
+
+    /// Counts an answer that was complete before its last token.
+    pub(crate) fn ended_early(&self) {
+        self.ended[0].inc();
     }
 
     pub(crate) fn failed(&self) {

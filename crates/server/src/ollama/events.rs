@@ -10,7 +10,7 @@ use crate::http::error::ApiError;
 use crate::http::stream::{Encoder, Out};
 use crate::openai::chat_events::finish_reason;
 use crate::serving::choices::{Totals, Update, Whole};
-use crate::serving::reader::{Call, Piece, Reader};
+use crate::serving::reader::{Call, Parts, Piece, Reader};
 
 /// The route that answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,9 @@ impl Lines {
         let line = match &mut self.reader {
             None => self.line(&whole.text, None, &[]),
             Some(reader) => {
-                let parts = reader.read(&whole.text);
+                let mut parts = Parts::default();
+                reader.gather(&whole.text, &mut parts);
+                reader.gather_rest(&mut parts);
                 let text = parts.content.unwrap_or_default();
                 self.line(&text, parts.reasoning.as_deref(), &parts.calls)
             }

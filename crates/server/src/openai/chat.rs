@@ -26,7 +26,7 @@ use crate::http::fields::Fields;
 use crate::http::stream::events;
 use crate::serving::choices::{Choices, PromptTimes};
 use crate::serving::model::Served;
-use crate::serving::reader::{Calls, Reader};
+use crate::serving::reader::{Calls, Parts, Reader};
 use crate::serving::structured::{self, Forced, Structure, source};
 
 /// The best tokens that log-probabilities may have, at most.
@@ -107,7 +107,7 @@ pub(crate) async fn create(
     }
     let ignored = fields.unread();
     let prompt = chat.prompt(&app, &model, structure, calls).await?;
-    let readers: Vec<Reader> = (0..generation.n).map(|_| prompt.reader()).collect();
+    let mut readers: Vec<Reader> = (0..generation.n).map(|_| prompt.reader()).collect();
     let requests = generation.requests(&prompt.ids, &prompt.form(logprobs));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
     let choices = choices.after(prompt.times);
@@ -120,11 +120,13 @@ pub(crate) async fn create(
             events(choices, encoder, &app.lifecycle, &app.limits).await?
         }
         false => {
-            let (wholes, totals) = app.unless_aborted(choices.whole()).await?;
-            let answers = readers.into_iter().zip(wholes).enumerate();
+            let mut parts: Vec<Parts> = readers.iter().map(|_| Parts::default()).collect();
+            let whole = choices.whole_until(|at, text| readers[at].gather(text, &mut parts[at]));
+            let (wholes, totals) = app.unless_aborted(whole).await?;
+            let answers = readers.into_iter().zip(parts).zip(wholes).enumerate();
             let choices: Vec<Value> = answers
-                .map(|(index, (reader, whole))| {
-                    choice(index, reader, &model.tokenizer, whole, logprobs.is_some())
+                .map(|(index, (answer, whole))| {
+                    choice(index, answer, &model.tokenizer, whole, logprobs.is_some())
                 })
                 .collect();
             let mut body = object(&id, "chat.completion", &model);

@@ -41,19 +41,20 @@ fn chat_reason(reader: &Reader, reason: Option<FinishReason>) -> &'static str {
     }
 }
 
-/// Returns the choice of a whole answer.
+/// Returns the choice of a whole answer, of which the parts so far were gathered.
 pub(super) fn choice(
     index: usize,
-    mut reader: Reader,
+    (mut reader, mut parts): (Reader, Parts),
     tokenizer: &Tokenizer,
     whole: Whole,
     with_logprobs: bool,
 ) -> Value {
+    reader.gather_rest(&mut parts);
     let Parts {
         reasoning,
         content,
         calls,
-    } = reader.read(&whole.text);
+    } = parts;
     let calls: Vec<Value> = calls
         .into_iter()
         .map(|call| {

@@ -15,6 +15,7 @@ use rocmforge_engine::{FinishReason, Request};
 
 use super::lifecycle::UnderWay;
 use super::model::Served;
+use crate::http::connection::Connection;
 use crate::http::error::{ApiError, whole_seconds};
 use crate::http::keys::Place;
 use crate::observe::metrics::Cause;
@@ -45,8 +46,9 @@ pub(crate) enum Update {
 /// The right to run a request: counted by the server and by its key, and in the table of what is under way.
 pub(crate) struct Ticket {
     pub(crate) place: Option<Place>,
-    pub(crate) _under_way: UnderWay,
+    pub(crate) under_way: UnderWay,
     pub(crate) listed: Listed,
+    pub(crate) connection: Connection,
 }
 
 impl Ticket {
@@ -54,6 +56,17 @@ impl Ticket {
     pub(crate) fn tenant(&self) -> Arc<str> {
         let place = self.place.as_ref();
         place.map_or_else(Arc::default, |place| Arc::clone(place.owner()))
+    }
+
+    /// Who cuts answers that are dropped now.
+    fn cause(&self) -> Cause {
+        if self.under_way.is_to_end() {
+            Cause::Shutdown
+        } else if self.connection.is_slow() {
+            Cause::SlowReader
+        } else {
+            Cause::Client
+        }
     }
 }
 
@@ -171,10 +184,19 @@ impl Choices {
         self.ticket.listed.streams();
     }
 
-    /// Lets go of an answer that has ended, or needs no more tokens.
-    pub(crate) fn end(&mut self, choice: usize) {
-        if let Some(events) = self.slots[choice].events.take() {
+    /// Lets go of an answer that has ended; returns whether it had not been let go of.
+    fn end(&mut self, choice: usize) -> bool {
+        let events = self.slots[choice].events.take();
+        if let Some(events) = &events {
             self.totals.n_preempted += events.progress().preemptions;
+        }
+        events.is_some()
+    }
+
+    /// Ends an answer that is complete and needs no more tokens.
+    pub(crate) fn end_early(&mut self, choice: usize) {
+        if self.end(choice) {
+            self.model.metrics.ended_early();
         }
     }
 
@@ -182,7 +204,19 @@ impl Choices {
     ///
     /// # Errors
     /// One of them failed.
-    pub(crate) async fn whole(mut self) -> Result<(Vec<Whole>, Totals), ApiError> {
+    pub(crate) async fn whole(self) -> Result<(Vec<Whole>, Totals), ApiError> {
+        self.whole_until(|_, _| false).await
+    }
+
+    /// Waits for all answers. `is_over` gets the text of each as it comes, and says whether that answer needs no more
+    /// tokens; it then ends without a reason.
+    ///
+    /// # Errors
+    /// One of them failed.
+    pub(crate) async fn whole_until(
+        mut self,
+        mut is_over: impl FnMut(usize, &str) -> bool,
+    ) -> Result<(Vec<Whole>, Totals), ApiError> {
         let mut all: Vec<Whole> = self.slots.iter().map(|_| Whole::default()).collect();
         while let Some(update) = std::future::poll_fn(|context| self.poll_update(context)).await {
             match update? {
@@ -194,6 +228,9 @@ impl Choices {
                 } => {
                     all[choice].tokens.extend(tokens);
                     all[choice].text.push_str(&text);
+                    if is_over(choice, &text) {
+                        self.end_early(choice);
+                    }
                 }
                 Update::Finished {
                     choice,
@@ -202,6 +239,7 @@ impl Choices {
                 } => {
                     all[choice].text.push_str(&text);
                     all[choice].reason = Some(reason);
+                    is_over(choice, &text);
                 }
             }
         }
@@ -345,7 +383,9 @@ impl Drop for Choices {
         if let Some(place) = &self.ticket.place {
             place.charge(prompt_tokens - cached_tokens.min(prompt_tokens) + completion_tokens);
         }
-        self.model.metrics.aborted(Cause::Client, self.n_cut());
+        self.model
+            .metrics
+            .aborted(self.ticket.cause(), self.n_cut());
         let whole = self.started.elapsed();
         self.model
             .metrics
@@ -383,5 +423,34 @@ impl Served {
             }
             _ => error,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::requests::{Asked, Requests};
+    use crate::serving::lifecycle::{Lifecycle, Phase};
+
+    #[test]
+    fn tells_who_cuts_an_answer() {
+        let lifecycle = Arc::new(Lifecycle::new());
+        let asked = Asked {
+            id: "a".into(),
+            route: String::new(),
+            key: None,
+        };
+        let ticket = Ticket {
+            place: None,
+            under_way: lifecycle.admit().unwrap(),
+            listed: Arc::<Requests>::default().begin(asked, String::new),
+            connection: Connection::default(),
+        };
+        lifecycle.enter(Phase::Draining);
+        assert!(matches!(ticket.cause(), Cause::Client));
+        ticket.connection.set_slow();
+        assert!(matches!(ticket.cause(), Cause::SlowReader));
+        lifecycle.enter(Phase::Aborting);
+        assert!(matches!(ticket.cause(), Cause::Shutdown));
     }
 }

@@ -132,6 +132,13 @@ impl Phases {
 #[derive(Debug)]
 pub(crate) struct UnderWay(Arc<Lifecycle>);
 
+impl UnderWay {
+    /// Whether the server ends what still runs.
+    pub(crate) fn is_to_end(&self) -> bool {
+        self.0.phase() >= Phase::Aborting
+    }
+}
+
 impl Drop for UnderWay {
     fn drop(&mut self) {
         self.0.n_under_way.fetch_sub(1, Ordering::SeqCst);

@@ -24,6 +24,32 @@ pub(crate) struct Parts {
     pub(crate) calls: Vec<Call>,
 }
 
+impl Parts {
+    fn add(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            match piece {
+                Piece::Reasoning(text) => self.reasoning.get_or_insert_default().push_str(&text),
+                Piece::Content(text) => self.content.get_or_insert_default().push_str(&text),
+                Piece::Call {
+                    head, arguments, ..
+                } => {
+                    if let Some((id, name)) = head {
+                        let arguments = String::new();
+                        self.calls.push(Call {
+                            id,
+                            name,
+                            arguments,
+                        });
+                    }
+                    if let Some(call) = self.calls.last_mut() {
+                        call.arguments.push_str(&arguments);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// A call of a tool.
 #[derive(Debug)]
 pub(crate) struct Call {
@@ -69,33 +95,17 @@ impl Reader {
         self.pieces(deltas)
     }
 
-    /// Reads a whole answer.
-    pub(crate) fn read(&mut self, text: &str) -> Parts {
-        let mut pieces = self.push(text);
-        pieces.extend(self.finish());
-        let mut parts = Parts::default();
-        for piece in pieces {
-            match piece {
-                Piece::Reasoning(text) => parts.reasoning.get_or_insert_default().push_str(&text),
-                Piece::Content(text) => parts.content.get_or_insert_default().push_str(&text),
-                Piece::Call {
-                    head, arguments, ..
-                } => {
-                    if let Some((id, name)) = head {
-                        let arguments = String::new();
-                        parts.calls.push(Call {
-                            id,
-                            name,
-                            arguments,
-                        });
-                    }
-                    if let Some(call) = parts.calls.last_mut() {
-                        call.arguments.push_str(&arguments);
-                    }
-                }
-            }
-        }
-        parts
+    /// Adds text; puts what is certain now to the parts before. Returns whether the answer needs no more tokens.
+    pub(crate) fn gather(&mut self, text: &str, parts: &mut Parts) -> bool {
+        let pieces = self.push(text);
+        parts.add(pieces);
+        self.is_over()
+    }
+
+    /// Ends the answer; puts the rest to the parts before.
+    pub(crate) fn gather_rest(&mut self, parts: &mut Parts) {
+        let pieces = self.finish();
+        parts.add(pieces);
     }
 
     fn pieces(&mut self, deltas: Vec<Delta>) -> Vec<Piece> {

@@ -75,7 +75,7 @@ fn the_table_shows_what_runs_and_ends_it() {
     server.wait_for("vllm:num_requests_running", 0.0);
     assert_eq!(server.metric("vllm:kv_cache_usage_perc"), 0.0);
     let metrics = server.get("/metrics").text;
-    let line = "rocmforge_aborts_total{cause=\"owner\",model_name=\"forge-mini\"} 1";
+    let line = "rocmforge_aborts_total{cause=\"owner\",engine=\"0\",model_name=\"forge-mini\"} 1";
     assert!(metrics.contains(line), "{metrics}");
     rows(&server, <[Value]>::is_empty);
     end(&server, &row).error(404);

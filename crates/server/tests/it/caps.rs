@@ -209,6 +209,9 @@ fn a_client_that_does_not_read_is_let_go() {
         )
         .unwrap();
         server.wait_for("rocmforge_aborts_total", 6.0);
+        let metrics = server.get("/metrics").text;
+        let line = "rocmforge_aborts_total{cause=\"slow_reader\",engine=\"0\",model_name=\"forge-mini\"} 6";
+        assert!(metrics.contains(line), "{metrics}");
         drop(stream);
     });
     server.wait_for("vllm:num_requests_running", 0.0);

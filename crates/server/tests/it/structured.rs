@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::start;
+use crate::client::{TestServer, forge_mini, local, roomy, start};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -214,6 +214,37 @@ fn without_tools_an_answer_is_no_call() {
         assert!(choice["message"].get("tool_calls").is_none(), "{reply}");
         assert_eq!(choice["finish_reason"], "stop");
     }
+}
+
+/// A model that would write for long after its call.
+#[test]
+fn an_answer_ends_after_its_only_call() {
+    let server = TestServer::start(local(), vec![forge_mini(roomy())]);
+    let call = r#"<tool_call>\n\{"name": "clock", "arguments": \{\}\}\n</tool_call>[a-z ]*"#;
+    let fields = json!({
+        "tools": tools(),
+        "parallel_tool_calls": false,
+        "guided_regex": call,
+        "ignore_eos": true,
+        "max_tokens": 10_000,
+    });
+    let mut body = ask(1, fields);
+    for stream in [false, true] {
+        body["stream"] = stream.into();
+        let reply = server.post(CHAT, &body);
+        if !stream {
+            let reply = reply.ok();
+            let choice = &reply["choices"][0];
+            assert_eq!(choice["finish_reason"], "tool_calls");
+            assert_eq!(choice["message"]["content"], Value::Null);
+            assert!(reply["usage"]["completion_tokens"].as_u64() < Some(10_000));
+        }
+    }
+    // They are answers, too.
+    let metrics = server.get("/metrics").text;
+    let line = "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"forge-mini\"} 2";
+    assert!(metrics.contains(line), "{metrics}");
+    assert_eq!(server.metric("rocmforge_aborts_total"), 0.0);
 }
 
 #[test]

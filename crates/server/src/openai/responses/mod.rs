@@ -24,7 +24,7 @@ use crate::http::fields::Fields;
 use crate::http::stream::events as stream;
 use crate::serving::choices::Choices;
 use crate::serving::model::unix_seconds;
-use crate::serving::reader::Calls;
+use crate::serving::reader::{Calls, Parts};
 use crate::serving::structured::{Forced, of_format};
 
 use events::ResponseEvents;
@@ -87,16 +87,19 @@ pub(crate) async fn create(
         "metadata": {},
     });
     head.as_object_mut().expect("it is an object").extend(echo);
-    let answered = Answered::new(head, id, reader, model);
+    let mut answered = Answered::new(head, id, reader, model);
     let mut response = match generation.stream {
         true => {
             let encoder = ResponseEvents::new(answered, Arc::clone(&app), kept);
             stream(choices, encoder, &app.lifecycle, &app.limits).await?
         }
         false => {
-            let (mut wholes, totals) = app.unless_aborted(choices.whole()).await?;
+            let mut parts = Parts::default();
+            let reader = &mut answered.reader;
+            let whole = choices.whole_until(|_, text| reader.gather(text, &mut parts));
+            let (mut wholes, totals) = app.unless_aborted(whole).await?;
             let whole = wholes.pop().unwrap_or_default();
-            let body = answered.whole(&whole, &totals);
+            let body = answered.whole(parts, &whole, &totals);
             app.responses.keep(&kept, &body);
             Json(body).into_response()
         }

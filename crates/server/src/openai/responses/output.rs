@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::openai::chat_events::finish_reason;
 use crate::serving::choices::{Totals, Whole};
 use crate::serving::model::Served;
-use crate::serving::reader::Reader;
+use crate::serving::reader::{Parts, Reader};
 
 /// A response that is being made.
 pub(super) struct Response {
@@ -119,9 +119,9 @@ impl Response {
         text.map_or(0, count)
     }
 
-    /// Returns the response of a whole answer.
-    pub(super) fn whole(mut self, whole: &Whole, totals: &Totals) -> Value {
-        let parts = self.reader.read(&whole.text);
+    /// Returns the response of a whole answer, of which the parts so far were gathered.
+    pub(super) fn whole(mut self, mut parts: Parts, whole: &Whole, totals: &Totals) -> Value {
+        self.reader.gather_rest(&mut parts);
         let mut output = Vec::new();
         if let Some(text) = parts.reasoning {
             output.push(reasoning(
