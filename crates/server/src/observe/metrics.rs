@@ -462,8 +462,8 @@ impl ModelMetrics {
         self.ended[at].inc();
     }
 
-    /// Counts an answer that was complete before its last token.
-    pub(crate) fn ended_early(&self) {
+    /// Counts an answer that is complete: one whose last tokens are not needed, or that has none.
+    pub(crate) fn completed(&self) {
         self.ended[0].inc();
     }
 

@@ -97,7 +97,7 @@ pub(super) async fn embed(
     let body = json!({
         "model": name,
         "embeddings": vectors.values,
-        "prompt_eval_count": vectors.n_tokens,
+        "prompt_eval_count": vectors.totals.prompt_tokens,
     });
     Ok(app.answer(body, &fields))
 }

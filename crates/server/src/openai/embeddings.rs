@@ -1,22 +1,24 @@
 //! `POST /v1/embeddings` and `/v1/rerank`, for models that are made for them.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::Response;
-use rocmforge::parts::{embed_each, pair_tokens, text_tokens};
+use rocmforge::parts::{pair_tokens, text_tokens};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::{Embedding, Pooling};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::usage::Timings;
 use crate::app::{App, Body};
 use crate::base64::base64;
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
-use crate::serving::choices::Ticket;
+use crate::serving::choices::{PromptTimes, Ticket, Totals};
+use crate::serving::embedding;
 use crate::serving::model::Served;
 
 /// Texts of one request, at most.
@@ -39,7 +41,14 @@ impl Input {
     /// It is missing or has another type.
     pub(crate) fn read(fields: &mut Fields) -> Result<Input, ApiError> {
         let wrong = |_| ApiError::field("input", "use a text, token ids, or a list of either");
-        serde_json::from_value(fields.need("input")?).map_err(wrong)
+        let input: Input = serde_json::from_value(fields.need("input")?).map_err(wrong)?;
+        let n_texts = match &input {
+            Input::Text(_) | Input::Ids(_) => 1,
+            Input::Texts(texts) => texts.len(),
+            Input::ManyIds(ids) => ids.len(),
+        };
+        check_number("input", n_texts)?;
+        Ok(input)
     }
 
     /// Returns the tokens of each text.
@@ -54,10 +63,20 @@ impl Input {
     }
 }
 
-/// The result of texts: a vector each, and the tokens of all.
+fn check_number(field: &str, n_texts: usize) -> Result<(), ApiError> {
+    match (1..=MAX_TEXTS).contains(&n_texts) {
+        true => Ok(()),
+        false => Err(ApiError::field(
+            field,
+            format!("use 1 to {MAX_TEXTS} texts"),
+        )),
+    }
+}
+
+/// The result of texts: a vector each, and the sums of all.
 pub(crate) struct Vectors {
     pub(crate) values: Vec<Vec<f32>>,
-    pub(crate) n_tokens: usize,
+    pub(crate) totals: Totals,
 }
 
 /// `POST /v1/embeddings`
@@ -89,7 +108,8 @@ pub(crate) async fn embed(
         "object": "list",
         "model": name,
         "data": data.collect::<Vec<_>>(),
-        "usage": { "prompt_tokens": vectors.n_tokens, "total_tokens": vectors.n_tokens },
+        "usage": of_prompts(&vectors.totals),
+        "timings": Timings::new(&vectors.totals),
     });
     Ok(app.answer(body, &fields))
 }
@@ -162,7 +182,8 @@ pub(crate) async fn rerank(
             "object": "list",
             "model": name,
             "results": results,
-            "usage": { "prompt_tokens": vectors.n_tokens, "total_tokens": vectors.n_tokens },
+            "usage": of_prompts(&vectors.totals),
+            "timings": Timings::new(&vectors.totals),
         }),
     };
     Ok(app.answer(body, &fields))
@@ -181,7 +202,13 @@ fn documents(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
             document => text(document),
         })
         .collect();
-    texts.ok_or_else(|| ApiError::field("documents", "use a list of texts"))
+    let texts = texts.ok_or_else(|| ApiError::field("documents", "use a list of texts"))?;
+    check_number("documents", texts.len())?;
+    Ok(texts)
+}
+
+fn of_prompts(totals: &Totals) -> Value {
+    json!({ "prompt_tokens": totals.prompt_tokens, "total_tokens": totals.prompt_tokens })
 }
 
 /// Computes the texts that `tokens` returns. `suits` says whether the model has what the route returns.
@@ -200,41 +227,25 @@ pub(crate) async fn vectors(
         );
         ApiError::new(axum::http::StatusCode::NOT_IMPLEMENTED, message).code("wrong_model")
     })?;
+    let of_model = Arc::clone(&model);
     let work = move || {
-        let texts = tokens(&model);
-        if texts.is_empty() || texts.len() > MAX_TEXTS {
-            let message = format!("use 1 to {MAX_TEXTS} texts");
-            return Err(ApiError::field("input", message));
-        }
-        let n_tokens = texts.iter().map(Vec::len).sum();
-        ticket.listed.embeds(&model.name, n_tokens);
-        let mut values = Vec::with_capacity(texts.len());
-        let tenant = ticket.tenant();
-        let embedded = embed_each(&model.engine, &tenant, &embedding, texts, |vector| {
-            values.push(vector);
-            match ticket.listed.is_ended() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
-        });
-        embedded.map_err(of_facade)?;
-        if ticket.listed.is_ended() {
-            return Err(ApiError::ended());
-        }
-        if let Some(place) = &ticket.place {
-            place.charge(n_tokens);
-        }
-        Ok(Vectors { values, n_tokens })
+        let began = Instant::now();
+        let texts = tokens(&of_model);
+        let times = PromptTimes {
+            tokenize: began.elapsed(),
+            ..PromptTimes::default()
+        };
+        Ok((texts, times))
     };
-    app.workers.run(work).await
-}
-
-fn of_facade(error: rocmforge::Error) -> ApiError {
-    match error {
-        rocmforge::Error::Request(error) => rocmforge_engine::EngineError::from(error).into(),
-        rocmforge::Error::Failed(failure) => failure.into(),
-        error => ApiError::internal(error.to_string()),
-    }
+    let (texts, times) = app.workers.run(work).await?;
+    let max_queue_time = app.limits.max_queue_time;
+    let under_way = embedding::Embedding::new(model, embedding, ticket, texts, max_queue_time);
+    let (values, totals) = app.unless_aborted(under_way.results()).await?;
+    let totals = Totals {
+        prompt_times: times,
+        ..totals
+    };
+    Ok(Vectors { values, totals })
 }
 
 /// Returns the little-endian bytes of values in Base64, as OpenAI's clients read them.

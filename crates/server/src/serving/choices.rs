@@ -59,7 +59,7 @@ impl Ticket {
     }
 
     /// Who cuts answers that are dropped now.
-    fn cause(&self) -> Cause {
+    pub(crate) fn cause(&self) -> Cause {
         if self.under_way.is_to_end() {
             Cause::Shutdown
         } else if self.connection.is_slow() {
@@ -196,7 +196,7 @@ impl Choices {
     /// Ends an answer that is complete and needs no more tokens.
     pub(crate) fn end_early(&mut self, choice: usize) {
         if self.end(choice) {
-            self.model.metrics.ended_early();
+            self.model.metrics.completed();
         }
     }
 
@@ -415,7 +415,7 @@ pub(crate) struct Whole {
 
 impl Served {
     /// Says when a client that found no place in the queue may try again.
-    fn busy(&self, error: ApiError) -> ApiError {
+    pub(crate) fn busy(&self, error: ApiError) -> ApiError {
         match error.code {
             Some("queue_full") => {
                 let queue_time = self.engine.stats().queue_time;

@@ -2,6 +2,7 @@
 
 pub(crate) mod choices;
 pub(crate) mod costs;
+pub(crate) mod embedding;
 pub(crate) mod fleet;
 pub(crate) mod identity;
 pub(crate) mod lifecycle;

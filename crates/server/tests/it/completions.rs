@@ -93,12 +93,18 @@ fn a_prompt_is_scored_without_an_answer() {
         for (name, list) in choice["logprobs"].as_object().unwrap() {
             let list = list.as_array().unwrap();
             assert!(list.len() > 2, "{name}");
-            assert_eq!(list[..], lists[name].as_array().unwrap()[..list.len()], "{name}");
+            assert_eq!(
+                list[..],
+                lists[name].as_array().unwrap()[..list.len()],
+                "{name}"
+            );
         }
     }
     body["stream"] = true.into();
     let events = server.post(COMPLETIONS, &body).events();
-    let of_first = events.iter().filter(|event| event["choices"][0]["index"] == 0);
+    let of_first = events
+        .iter()
+        .filter(|event| event["choices"][0]["index"] == 0);
     let text: String = of_first
         .filter_map(|event| event["choices"][0]["text"].as_str())
         .collect();

@@ -1,17 +1,23 @@
 //! Embeddings and ranks: the same numbers as the library computes, in every form.
 
 use std::fs;
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::path::Path;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::Scope;
 
 use rocmforge::{Device, ModelOptions, Pooling};
-use rocmforge_engine::serve::ServeOptions;
+use rocmforge_engine::serve::{Handle, ServeOptions};
 use rocmforge_gguf::GgmlType;
 use rocmforge_model::Purpose;
 use rocmforge_server::Offer;
 use rocmforge_testkit::models::embeddings;
 use serde_json::{Value, json};
 
-use crate::client::{FORGE_MINI, TestServer, local, model, small, start};
+use crate::client::{
+    FORGE_MINI, TestServer, forge_mini, loaded, local, model, offer, small, start,
+};
 
 const EMBEDDINGS: &str = "/v1/embeddings";
 
@@ -140,6 +146,95 @@ fn ranks_have_the_form_that_the_request_asks_for() {
     for body in [json!({"query": "a"}), json!({"query": "a", "texts": "b"})] {
         server.post("/rerank", &body).error(400);
     }
+}
+
+/// forge-mini for embeddings, and its engine.
+fn embedder_and_engine() -> (Offer, Handle) {
+    let purpose = Purpose::Embeddings(Some(Pooling::Mean));
+    let options = ServeOptions::default();
+    let model = loaded(FORGE_MINI.as_ref(), purpose, small(), options);
+    let engine = Handle::clone(&model.engine);
+    (offer("embedder", model), engine)
+}
+
+/// Keeps an engine from its next step until `wait` ends.
+fn hold<'s>(scope: &'s Scope<'s, '_>, engine: Handle, wait: Receiver<()>) {
+    let (to, is_held) = mpsc::channel();
+    let held = move || {
+        to.send(()).unwrap();
+        wait.recv().is_err()
+    };
+    scope.spawn(move || engine.with_engine(move |_| held()).unwrap());
+    is_held.recv().unwrap();
+}
+
+/// More requests for embeddings than the server has threads for templates, on a device that is busy.
+#[test]
+fn embeddings_leave_the_templates_of_chats_alone() {
+    let (embedder, engine) = embedder_and_engine();
+    let server = &TestServer::start(local(), vec![embedder, forge_mini(small())]);
+    let (release, wait) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        hold(scope, engine, wait);
+        let ask = || {
+            let body = json!({"model": "embedder", "input": ["a", "b"]});
+            server.post(EMBEDDINGS, &body).ok()
+        };
+        let all: Vec<_> = (0..33).map(|_| scope.spawn(ask)).collect();
+        loop {
+            let rows = server.get("/admin/requests").ok();
+            let rows = rows["requests"].as_array().unwrap().iter();
+            // Their tokens are known.
+            if rows.filter(|row| row["prompt_tokens"] != 0).count() == 33 {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let chat = json!({"model": "forge-mini", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+        server.post("/v1/chat/completions", &chat).ok();
+        drop(release);
+        for reply in all {
+            assert_eq!(reply.join().unwrap()["data"].as_array().unwrap().len(), 2);
+        }
+    });
+    let metrics = server.get("/metrics").text;
+    // The self-test, and these.
+    for line in [
+        r#"vllm:request_success_total{engine="0",finished_reason="stop",model_name="embedder"} 67"#,
+        r#"vllm:e2e_request_latency_seconds_count{engine="0",model_name="embedder"} 34"#,
+    ] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+}
+
+#[test]
+fn texts_of_a_client_that_leaves_are_not_computed() {
+    let (embedder, engine) = embedder_and_engine();
+    let server = &TestServer::start(local(), vec![embedder]);
+    let body = json!({ "input": vec!["a"; 2048] }).to_string();
+    let (release, wait) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        hold(scope, engine, wait);
+        let address = server.url.trim_start_matches("http://");
+        let mut stream = TcpStream::connect(address).unwrap();
+        let n = body.len();
+        write!(
+            stream,
+            "POST {EMBEDDINGS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {n}\r\n\r\n{body}"
+        )
+        .unwrap();
+        while !server.get("/admin/requests").text.contains("2048") {
+            std::thread::yield_now();
+        }
+        drop(stream);
+        server.wait_for("rocmforge_aborts_total", 2048.0);
+        drop(release);
+    });
+    // The self-test's only.
+    let metrics = server.get("/metrics").text;
+    let line =
+        r#"vllm:request_success_total{engine="0",finished_reason="stop",model_name="embedder"} 1"#;
+    assert!(metrics.contains(line), "{metrics}");
 }
 
 #[test]
