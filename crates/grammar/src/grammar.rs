@@ -27,9 +27,25 @@ impl Grammar {
     /// # Errors
     /// The source is invalid, uses what is not supported, allows no text, or reaches a limit.
     pub fn compile(vocabulary: &Arc<Vocabulary>, source: &Source) -> Result<Grammar, GrammarError> {
+        Grammar::compile_holding(vocabulary, source, ())
+    }
+
+    /// As [`Grammar::compile`]. Drops `held` when the compiler has ended, which may be later than this returns: one that is
+    /// too slow goes on until it reaches another limit.
+    ///
+    /// # Errors
+    /// As [`Grammar::compile`].
+    pub fn compile_holding(
+        vocabulary: &Arc<Vocabulary>,
+        source: &Source,
+        held: impl Send + 'static,
+    ) -> Result<Grammar, GrammarError> {
         let first = within_time(source.what(), COMPILE_TIME, {
             let (vocabulary, source) = (Arc::clone(vocabulary), source.clone());
-            move || first_state(&vocabulary, &source)
+            move || {
+                let _held = held;
+                first_state(&vocabulary, &source)
+            }
         })?;
         Ok(Grammar {
             vocabulary: Arc::clone(vocabulary),

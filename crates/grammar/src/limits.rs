@@ -19,7 +19,7 @@ pub(crate) const COMPILE_TIME: Duration = Duration::from_secs(5);
 
 /// At most this many sources that were refused for their time may still be compiling; llguidance ends them by its own
 /// limits.
-pub(crate) const MAX_OVERDUE: usize = 4;
+pub(crate) const MAX_OVERDUE: usize = 8;
 
 /// Parts that a terminal of a GBNF grammar has when the rules in it are written out.
 pub(crate) const MAX_TERMINAL_PARTS: usize = 20_000;

@@ -24,6 +24,7 @@ use crate::observe::metrics::Metrics;
 use crate::observe::requests::Requests;
 use crate::openai::responses::store::Store;
 use crate::serving::choices::Ticket;
+use crate::serving::compilers::Compilers;
 use crate::serving::fleet::{Asker, Fleet};
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::Served;
@@ -45,6 +46,7 @@ pub(crate) struct App {
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) control: Control,
     pub(crate) workers: Workers,
+    pub(crate) compilers: Compilers,
     /// Responses that clients may continue.
     pub(crate) responses: Store,
     pub(crate) requests: Arc<Requests>,
@@ -70,6 +72,7 @@ impl App {
             lifecycle: Arc::new(Lifecycle::new()),
             control: Control::new(config),
             workers: Workers::new(n_cores.clamp(2, 32)),
+            compilers: Compilers::default(),
             responses: Store::default(),
             requests: Arc::default(),
             metrics,

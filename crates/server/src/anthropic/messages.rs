@@ -42,7 +42,8 @@ pub(super) async fn create(
     let (chat, calls) = read(&mut fields, &app.limits)?;
     fields.take_fields("metadata")?;
     let ignored = fields.unread();
-    let prompt = chat.prompt(&app, &model, None, calls).await?;
+    let tenant = ticket.tenant();
+    let prompt = chat.prompt(&app, &model, &tenant, None, calls).await?;
     let mut reader = prompt.reader();
     let stops = generation.stops().to_vec();
     let n_prompt = prompt.ids.len();
@@ -87,8 +88,8 @@ pub(super) async fn count(
     let Body(mut fields) = body?;
     let _ticket = app.admit(&caller)?;
     let model = app.model(&mut fields).await?;
-    let (chat, calls) = read(&mut fields, &app.limits)?;
-    let prompt = chat.prompt(&app, &model, None, calls).await?;
+    let (chat, _) = read(&mut fields, &app.limits)?;
+    let prompt = chat.encode(&app, &model).await?;
     let body = json!({ "input_tokens": prompt.ids.len() });
     Ok(app.answer(body, &fields))
 }

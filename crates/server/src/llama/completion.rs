@@ -143,9 +143,11 @@ impl Asked {
                 tokenize: began.elapsed(),
                 ..PromptTimes::default()
             };
-            Ok((prompts, times, of_model.structure(structure, None)?))
+            Ok((prompts, times))
         };
-        let (prompts, times, structure) = app.workers.run(work).await?;
+        let (prompts, times) = app.workers.run(work).await?;
+        let compilers = (&app.compilers, &ticket.tenant());
+        let structure = model.structure(structure, None, compilers).await?;
         let form = Form {
             special_text: SpecialText::Hide,
             leading_space: LeadingSpace::Keep,

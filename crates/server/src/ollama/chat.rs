@@ -159,7 +159,9 @@ impl Asked {
             generation,
             structure,
         } = self;
-        let prompt = chat.prompt(app, &model, structure, Calls::Any).await?;
+        let tenant = ticket.tenant();
+        let prompt = chat.prompt(app, &model, &tenant, structure, Calls::Any);
+        let prompt = prompt.await?;
         let requests = generation.requests(&prompt.ids, &prompt.form(None));
         let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
         let lines = Lines::new(shape, &model.name, Some(prompt.reader()));
@@ -197,9 +199,9 @@ impl Asked {
             generation,
             structure,
         } = self;
-        let of_model = Arc::clone(&model);
-        let work = move || Ok((encode()?, of_model.structure(structure, None)?));
-        let (ids, structure) = app.workers.run(work).await?;
+        let ids = app.workers.run(encode).await?;
+        let compilers = (&app.compilers, &ticket.tenant());
+        let structure = model.structure(structure, None, compilers).await?;
         let form = Form {
             special_text: SpecialText::Hide,
             leading_space: LeadingSpace::Keep,

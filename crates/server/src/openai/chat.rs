@@ -46,6 +46,14 @@ pub(crate) struct Chat {
     pub(crate) forced: Option<Forced>,
 }
 
+/// A conversation as the model reads it.
+pub(crate) struct Encoded {
+    pub(crate) ids: Arc<[TokenId]>,
+    text: String,
+    tools: Vec<Value>,
+    times: PromptTimes,
+}
+
 /// A conversation as the model reads it, and how to read its answer.
 pub(crate) struct Prompt {
     pub(crate) ids: Arc<[TokenId]>,
@@ -106,7 +114,9 @@ pub(crate) async fn create(
         fields.refuse(name, &[harmless])?;
     }
     let ignored = fields.unread();
-    let prompt = chat.prompt(&app, &model, structure, calls).await?;
+    let tenant = ticket.tenant();
+    let prompt = chat.prompt(&app, &model, &tenant, structure, calls);
+    let prompt = prompt.await?;
     let mut readers: Vec<Reader> = (0..generation.n).map(|_| prompt.reader()).collect();
     let requests = generation.requests(&prompt.ids, &prompt.form(logprobs));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
@@ -209,14 +219,38 @@ impl Chat {
         })
     }
 
-    /// Renders the conversation with the model's template, on a thread of its own, and compiles what the answer must be.
+    /// Renders the conversation with the model's template, on a thread of its own.
     ///
     /// # Errors
-    /// The template refuses the conversation or is damaged; the structure is not supported.
+    /// The template refuses the conversation or is damaged.
+    pub(crate) async fn encode(self, app: &App, model: &Arc<Served>) -> Result<Encoded, ApiError> {
+        let model = Arc::clone(model);
+        let work = move || {
+            let began = Instant::now();
+            let rendered = self.rendered(&model)?;
+            let template = began.elapsed();
+            let tokenizer = &model.tokenizer;
+            let ids = with_bos(tokenizer, rendered.encode(tokenizer));
+            let tokenize = began.elapsed() - template;
+            Ok(Encoded {
+                ids: ids.into(),
+                text: rendered.text().to_string(),
+                tools: self.tools,
+                times: PromptTimes { template, tokenize },
+            })
+        };
+        app.workers.run(work).await
+    }
+
+    /// As [`Chat::encode`], and compiles what the answer must be.
+    ///
+    /// # Errors
+    /// Those of [`Chat::encode`]; the structure is not supported.
     pub(crate) async fn prompt(
         self,
         app: &App,
         model: &Arc<Served>,
+        tenant: &Arc<str>,
         structure: Option<Source>,
         calls: Calls,
     ) -> Result<Prompt, ApiError> {
@@ -227,30 +261,28 @@ impl Chat {
             let what = "an answer that must call a tool has no structure of its own; leave one out";
             return Err(ApiError::field("tool_choice", what));
         }
-        let model = Arc::clone(model);
-        let work = move || {
-            let began = Instant::now();
-            let rendered = self.rendered(&model)?;
-            let template = began.elapsed();
-            let tokenizer = &model.tokenizer;
-            let ids = with_bos(tokenizer, rendered.encode(tokenizer));
-            let tokenize = began.elapsed() - template;
-            let format = match forced {
-                Some(_) => model.format.with_calls_of(structured::forced_format()),
-                None => model.format,
-            };
-            let reasoning = format.open_reasoning(rendered.text());
-            Ok(Prompt {
-                ids: ids.into(),
-                times: PromptTimes { template, tokenize },
-                text: rendered.text().to_string(),
-                format,
-                tools: self.tools,
-                calls,
-                structure: model.structure(forced.or(structure), reasoning)?,
-            })
+        let Encoded {
+            ids,
+            text,
+            tools,
+            times,
+        } = self.encode(app, model).await?;
+        let format = match forced {
+            Some(_) => model.format.with_calls_of(structured::forced_format()),
+            None => model.format,
         };
-        app.workers.run(work).await
+        let reasoning = format.open_reasoning(&text);
+        let compilers = (&app.compilers, tenant);
+        let structure = model.structure(forced.or(structure), reasoning, compilers);
+        Ok(Prompt {
+            ids,
+            times,
+            format,
+            tools,
+            calls,
+            structure: structure.await?,
+            text,
+        })
     }
 
     /// [`Chat::prompt`] as text, with the template's control tokens apart from the conversation's.

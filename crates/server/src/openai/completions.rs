@@ -73,7 +73,7 @@ pub(crate) async fn create(
     let ignored = fields.unread();
     let of_model = Arc::clone(&model);
     let generation_tokens = generation.max_tokens;
-    let (prompts, times, structure) = app
+    let (prompts, times) = app
         .workers
         .run(move || {
             let began = Instant::now();
@@ -85,9 +85,11 @@ pub(crate) async fn create(
                 tokenize: began.elapsed(),
                 ..PromptTimes::default()
             };
-            Ok((prompts, times, of_model.structure(structure, None)?))
+            Ok((prompts, times))
         })
         .await?;
+    let compilers = (&app.compilers, &ticket.tenant());
+    let structure = model.structure(structure, None, compilers).await?;
     let form = Form {
         special_text: SpecialText::Hide,
         leading_space: LeadingSpace::Keep,

@@ -1,6 +1,7 @@
 //! Runs requests: the models, the answers that are under way, and the phases of the server's life.
 
 pub(crate) mod choices;
+pub(crate) mod compilers;
 pub(crate) mod costs;
 pub(crate) mod embedding;
 pub(crate) mod fleet;

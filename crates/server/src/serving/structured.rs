@@ -9,6 +9,7 @@ use rocmforge_text::answer::{Format, OpenReasoning};
 use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
+use super::compilers::{Compilers, Place, busy};
 use super::model::Served;
 use super::reader::Calls;
 use crate::http::error::ApiError;
@@ -24,6 +25,8 @@ pub(crate) struct Grammars {
     vocabulary: Mutex<Option<Arc<Vocabulary>>>,
     /// Those used last, the last one at the end.
     kept: Mutex<VecDeque<(Source, Grammar)>>,
+    /// Those that were too slow last. They would be too slow again.
+    slow: Mutex<VecDeque<(Source, ApiError)>>,
     /// What may come before an answer; a model writes its reasoning in one way, or two where calls are forced.
     preambles: Mutex<Vec<(OpenReasoning, Arc<Preamble>)>>,
 }
@@ -48,29 +51,44 @@ impl Structure {
 }
 
 impl Grammars {
-    /// Returns the grammar of `source`. Takes up to seconds; not for a thread that others wait for.
+    /// Returns the grammar of a source that was compiled before.
+    ///
+    /// # Errors
+    /// It took too long.
+    fn known(&self, source: &Source) -> Result<Option<Grammar>, ApiError> {
+        if let Some(error) = take_again(&self.slow, source) {
+            return Err(error);
+        }
+        Ok(take_again(&self.kept, source))
+    }
+
+    /// Compiles `source`. Takes up to seconds; not for a thread that others wait for.
     ///
     /// # Errors
     /// The source is invalid or too complex, or uses what is not supported.
-    fn get(&self, tokenizer: &Tokenizer, source: Source) -> Result<Grammar, ApiError> {
-        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        {
-            let mut kept = kept();
-            let found = kept.iter().position(|(other, _)| *other == source);
-            if let Some(used) = found.and_then(|at| kept.remove(at)) {
-                let grammar = used.1.clone();
-                kept.push_back(used);
-                return Ok(grammar);
-            }
+    fn compile(
+        &self,
+        tokenizer: &Tokenizer,
+        source: Source,
+        place: Place,
+    ) -> Result<Grammar, ApiError> {
+        // Another request may have compiled it meanwhile.
+        if let Some(grammar) = self.known(&source)? {
+            return Ok(grammar);
         }
         let vocabulary = self.vocabulary(tokenizer)?;
-        let grammar = Grammar::compile(&vocabulary, &source)?;
-        let mut kept = kept();
-        kept.push_back((source, grammar.clone()));
-        if kept.len() > MAX_KEPT {
-            kept.pop_front();
+        match Grammar::compile_holding(&vocabulary, &source, place) {
+            Ok(grammar) => {
+                keep(&self.kept, source, grammar.clone());
+                Ok(grammar)
+            }
+            Err(error @ GrammarError::TooSlow { .. }) => {
+                let error = ApiError::from(error);
+                keep(&self.slow, source, error.clone());
+                Err(error)
+            }
+            Err(error) => Err(error.into()),
         }
-        Ok(grammar)
     }
 
     fn vocabulary(&self, tokenizer: &Tokenizer) -> Result<Arc<Vocabulary>, GrammarError> {
@@ -94,21 +112,50 @@ impl Grammars {
     }
 }
 
+/// Returns what is kept for a source, which is then the one used last.
+fn take_again<T: Clone>(kept: &Mutex<VecDeque<(Source, T)>>, source: &Source) -> Option<T> {
+    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = kept.iter().position(|(other, _)| other == source)?;
+    let used = kept.remove(at)?;
+    let value = used.1.clone();
+    kept.push_back(used);
+    Some(value)
+}
+
+fn keep<T>(kept: &Mutex<VecDeque<(Source, T)>>, source: Source, value: T) {
+    let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.push_back((source, value));
+    if kept.len() > MAX_KEPT {
+        kept.pop_front();
+    }
+}
+
 impl Served {
-    /// Returns what an answer must be, if it must be anything; see [`Grammars::get`]. Where the prompt has opened
-    /// reasoning, the structure begins after its end.
+    /// Returns what an answer must be, if it must be anything. Where the prompt has opened reasoning, the structure begins
+    /// after its end.
     ///
     /// # Errors
-    /// As [`Grammars::get`].
-    pub(crate) fn structure(
-        &self,
+    /// The source is invalid or too complex, uses what is not supported, or finds no place in time.
+    pub(crate) async fn structure(
+        self: &Arc<Served>,
         source: Option<Source>,
         reasoning: Option<OpenReasoning>,
+        (compilers, tenant): (&Compilers, &Arc<str>),
     ) -> Result<Option<Structure>, ApiError> {
         let Some(source) = source else {
             return Ok(None);
         };
-        let grammar = self.grammars.get(&self.tokenizer, source)?;
+        let grammar = match self.grammars.known(&source)? {
+            Some(grammar) => grammar,
+            None => {
+                let (model, place) = (Arc::clone(self), compilers.place(tenant).await?);
+                let compile = move || model.grammars.compile(&model.tokenizer, source, place);
+                let compiled = tokio::task::spawn_blocking(compile).await;
+                // A panic is a bug of this program, and harms this request only.
+                let failed = |_| ApiError::internal("compiling failed; please report this");
+                compiled.map_err(failed)??
+            }
+        };
         let preamble = |reasoning| self.grammars.preamble(&self.tokenizer, reasoning);
         let preamble = reasoning.map(preamble);
         Ok(Some(Structure { grammar, preamble }))
@@ -117,7 +164,11 @@ impl Served {
 
 impl From<GrammarError> for ApiError {
     fn from(error: GrammarError) -> ApiError {
-        ApiError::bad(error.to_string()).code("invalid_grammar")
+        match error {
+            GrammarError::Busy | GrammarError::Thread(_) => busy(),
+            GrammarError::Vocabulary { .. } => ApiError::internal(error.to_string()),
+            _ => ApiError::bad(error.to_string()).code("invalid_grammar"),
+        }
     }
 }
 
@@ -320,6 +371,36 @@ mod tests {
             read(json!({"grammar": gbnf})).unwrap(),
             Some(Source::Gbnf(gbnf.into()))
         );
+    }
+
+    /// What is not the client's fault may be tried again.
+    #[test]
+    fn a_busy_compiler_is_no_wrong_grammar() {
+        let error = ApiError::from(GrammarError::Busy);
+        assert_eq!(
+            (error.status.as_u16(), error.code),
+            (503, Some("grammar_busy"))
+        );
+        assert!(error.retry_after.is_some());
+        let slow = ApiError::from(GrammarError::TooSlow { what: "choice" });
+        assert_eq!(
+            (slow.status.as_u16(), slow.code),
+            (400, Some("invalid_grammar"))
+        );
+    }
+
+    #[test]
+    fn sources_that_were_slow_are_refused_at_once() {
+        let grammars = Grammars::default();
+        let source = |i: usize| Source::Regex(i.to_string());
+        assert!(matches!(grammars.known(&source(0)), Ok(None)));
+        for i in 0..=MAX_KEPT {
+            let slow = ApiError::from(GrammarError::TooSlow { what: "choice" });
+            keep(&grammars.slow, source(i), slow);
+        }
+        assert!(matches!(grammars.known(&source(0)), Ok(None)));
+        let error = grammars.known(&source(MAX_KEPT)).err().unwrap();
+        assert_eq!(error.code, Some("invalid_grammar"));
     }
 
     #[test]

@@ -69,7 +69,9 @@ pub(crate) async fn create(
         echo,
     } = read(&mut fields, &app, &mut kept)?;
     let ignored = fields.unread();
-    let prompt = chat.prompt(&app, &model, structure, calls).await?;
+    let tenant = ticket.tenant();
+    let prompt = chat.prompt(&app, &model, &tenant, structure, calls);
+    let prompt = prompt.await?;
     let reader = prompt.reader();
     let requests = generation.requests(&prompt.ids, &prompt.form(None));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
