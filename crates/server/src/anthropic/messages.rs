@@ -88,6 +88,7 @@ pub(super) async fn count(
     let Body(mut fields) = body?;
     let _ticket = app.admit(&caller)?;
     let model = app.model(&mut fields).await?;
+    model.put_template_defaults(&mut fields);
     let (chat, _) = read(&mut fields, &app.limits)?;
     let prompt = chat.encode(&app, &model).await?;
     let body = json!({ "input_tokens": prompt.ids.len() });

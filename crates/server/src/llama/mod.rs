@@ -174,6 +174,7 @@ pub(crate) async fn apply_template(
 ) -> Result<Response, ApiError> {
     let _ticket = app.admit(&caller)?;
     let model = app.model(&mut fields).await?;
+    model.put_template_defaults(&mut fields);
     let chat = Chat::read(&mut fields, &app.limits)?;
     let work = move || Ok(chat.rendered(&model)?.text().to_string());
     let prompt = app.workers.run(work).await?;

@@ -24,7 +24,7 @@ use crate::openai::chat::Chat;
 use crate::openai::generation::{Form, Generation};
 use crate::openai::messages::{check_tools, for_template};
 use crate::serving::choices::{Choices, Ticket};
-use crate::serving::model::Served;
+use crate::serving::model::{Served, TEMPLATE_VARIABLES};
 use crate::serving::reader::{Calls, Reader};
 
 /// `POST /api/chat`
@@ -51,7 +51,7 @@ pub(super) async fn chat(
     let chat = Chat {
         messages: for_template(messages, &app.limits)?,
         tools,
-        variables: thinking(&mut fields)?,
+        variables: thinking(&asked.model, &mut fields)?,
         ..Chat::default()
     };
     let ignored = fields.unread();
@@ -75,7 +75,7 @@ pub(super) async fn generate(
     }
     let suffix: Option<String> = fields.take("suffix")?;
     let is_raw = fields.take("raw")?.unwrap_or(false);
-    let variables = thinking(&mut fields)?;
+    let variables = thinking(&asked.model, &mut fields)?;
     let ignored = fields.unread();
     let mut response = match suffix.filter(|text| !text.is_empty()) {
         Some(after) => {
@@ -103,9 +103,13 @@ pub(super) async fn generate(
     Ok(response)
 }
 
-/// Reads whether the model is to think.
-fn thinking(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
-    let mut variables = Map::new();
+/// Returns the variables of the template: the model's defaults, and whether it is to think.
+fn thinking(model: &Served, fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let default = model.defaults().get(TEMPLATE_VARIABLES);
+    let mut variables = default
+        .and_then(Value::as_object)
+        .cloned()
+        .unwrap_or_default();
     match fields.take::<Value>("think")? {
         Some(Value::Bool(thinks)) => {
             variables.insert("enable_thinking".into(), thinks.into());

@@ -23,6 +23,9 @@ use crate::serving::costs::Costs;
 use crate::serving::identity::Identity;
 use crate::serving::structured::Grammars;
 
+/// The field with variables for the chat template.
+pub(crate) const TEMPLATE_VARIABLES: &str = "chat_template_kwargs";
+
 /// A model for the server: a running engine and what its file says about text.
 pub struct Model {
     pub engine: Engine,
@@ -117,6 +120,13 @@ impl Served {
     pub(crate) fn put_defaults(&self, fields: &mut Fields) {
         for (name, value) in &self.defaults {
             fields.put_default(name, value.clone());
+        }
+    }
+
+    /// Adds the default that changes prompts to a request without an answer.
+    pub(crate) fn put_template_defaults(&self, fields: &mut Fields) {
+        if let Some(value) = self.defaults.get(TEMPLATE_VARIABLES) {
+            fields.put_default(TEMPLATE_VARIABLES, value.clone());
         }
     }
 

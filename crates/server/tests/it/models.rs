@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use rocmforge_engine::serve::ServeOptions;
 use rocmforge_model::Purpose;
 use rocmforge_server::{Config, Keys, NewKey, Offer, Prepared, Server, ServerError};
+use rocmforge_text::chat_template::ChatTemplate;
 use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use crate::client::{FORGE_MINI, TestServer, forge_mini, loaded, local, roomy, small};
+use crate::client::{FORGE_MINI, TestServer, forge_mini, loaded, local, offer, roomy, small};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -479,4 +480,41 @@ fn a_model_has_defaults() {
         let refused = Server::bind(local(), vec![with(wrong)]);
         assert!(matches!(refused.err(), Some(ServerError::Defaults { .. })));
     }
+}
+
+/// Variables of the template that are defaults of the model, in every API.
+#[test]
+fn defaults_of_a_template_count_everywhere() {
+    let options = ServeOptions::default();
+    let mut model = loaded(FORGE_MINI.as_ref(), Purpose::Text, small(), options);
+    let template = "{{ style }}{{ messages[0].content }}";
+    model.template = ChatTemplate::from_source(template).unwrap();
+    let defaults = json!({"chat_template_kwargs": {"style": "In many words: "}});
+    let offered = Offer {
+        defaults: defaults.as_object().unwrap().clone(),
+        ..offer("forge-mini", model)
+    };
+    let server = TestServer::start(local(), vec![offered]);
+    let hello = json!([{"role": "user", "content": "Hello"}]);
+    let prompt = server.post("/apply-template", &json!({"messages": hello}));
+    assert_eq!(prompt.header("x-ignored-fields"), None);
+    let prompt = prompt.ok()["prompt"].clone();
+    assert_eq!(prompt, "In many words: Hello");
+    let tokens = server.post("/tokenize", &json!({"content": prompt})).ok();
+    let n_tokens = tokens["tokens"].as_array().unwrap().len();
+
+    let chat = server.post(CHAT, &json!({"messages": hello, "max_tokens": 1}));
+    assert_eq!(chat.ok()["usage"]["prompt_tokens"], n_tokens);
+    let ollama = json!({"messages": hello, "stream": false, "options": {"num_predict": 1}});
+    let ollama = server.post("/api/chat", &ollama).ok();
+    assert_eq!(ollama["prompt_eval_count"], n_tokens);
+    // Nothing is generated, so it does not matter that the tool's schema cannot be followed.
+    let schema = json!({"type": "array", "uniqueItems": true});
+    let body = json!({
+        "messages": hello,
+        "tools": [{"name": "f", "input_schema": schema}],
+        "tool_choice": {"type": "any"},
+    });
+    let counted = server.post("/v1/messages/count_tokens", &body).ok();
+    assert_eq!(counted["input_tokens"], n_tokens);
 }
