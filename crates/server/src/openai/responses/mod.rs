@@ -46,7 +46,7 @@ pub(crate) async fn create(
     };
     let previous: Option<String> = fields.take("previous_response_id")?;
     if let Some(id) = &previous {
-        kept.items = app.responses.items(id, kept.owner.as_deref()).ok_or_else(|| {
+        kept.items = app.responses.items(id, &kept.owner).ok_or_else(|| {
             let error = ApiError::field(
                 "previous_response_id",
                 "there is no such response; only those with store set to true are kept, and not for ever",
@@ -116,8 +116,8 @@ pub(crate) async fn delete(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let owner = caller.key.as_ref().map(|key| &*key.name);
-    match app.responses.remove(&id, owner) {
+    let owner = caller.key.as_ref().map(|key| key.name.to_string());
+    match app.responses.remove(&id, &owner) {
         true => Ok(Json(
             json!({ "id": id, "object": "response", "deleted": true }),
         )),

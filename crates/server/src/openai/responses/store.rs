@@ -1,15 +1,31 @@
 //! Responses that `previous_response_id` may continue. They are kept on request only, in bounded memory, apart for each
 //! key.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
-/// Bytes of all conversations that are kept, as JSON. The oldest are forgotten first.
-const MAX_BYTES: usize = 64 << 20;
-/// Conversations that are kept.
-const MAX_RESPONSES: usize = 10_000;
+/// What is kept at most.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// Bytes of the conversations of a key, as JSON. Its oldest are forgotten first.
+    bytes_of_key: usize,
+    /// Conversations of a key.
+    n_of_key: usize,
+    /// Bytes of all conversations. The oldest of the key that has most are forgotten first.
+    bytes: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            bytes_of_key: 16 << 20,
+            n_of_key: 2_000,
+            bytes: 256 << 20,
+        }
+    }
+}
 
 /// What `previous_response_id` continues, and what of a response is kept for it.
 #[derive(Clone)]
@@ -22,8 +38,12 @@ pub(super) struct Kept {
 
 /// The conversations.
 #[derive(Default)]
-pub(crate) struct Store(Mutex<Conversations>);
+pub(crate) struct Store {
+    all: Mutex<HashMap<Option<String>, Conversations>>,
+    bounds: Bounds,
+}
 
+/// Those of a key, or of all clients of a server without keys.
 #[derive(Default)]
 struct Conversations {
     /// The oldest first.
@@ -33,16 +53,13 @@ struct Conversations {
 
 struct Conversation {
     id: String,
-    owner: Option<String>,
     items: Vec<Value>,
     n_bytes: usize,
 }
 
 impl Conversations {
-    fn position(&self, id: &str, owner: Option<&str>) -> Option<usize> {
-        self.all
-            .iter()
-            .position(|kept| kept.id == id && kept.owner.as_deref() == owner)
+    fn position(&self, id: &str) -> Option<usize> {
+        self.all.iter().position(|kept| kept.id == id)
     }
 
     fn remove(&mut self, at: usize) {
@@ -53,16 +70,16 @@ impl Conversations {
 }
 
 impl Store {
-    fn lock(&self) -> MutexGuard<'_, Conversations> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Option<String>, Conversations>> {
         // No code panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the items of a conversation of this owner.
-    pub(super) fn items(&self, id: &str, owner: Option<&str>) -> Option<Vec<Value>> {
-        let kept = self.lock();
-        let at = kept.position(id, owner)?;
-        Some(kept.all[at].items.clone())
+    pub(super) fn items(&self, id: &str, owner: &Option<String>) -> Option<Vec<Value>> {
+        let all = self.lock();
+        let kept = all.get(owner)?;
+        Some(kept.all[kept.position(id)?].items.clone())
     }
 
     /// Keeps a conversation with its answer, if that was asked for.
@@ -73,26 +90,35 @@ impl Store {
         let mut items = kept.items.clone();
         items.extend(response["output"].as_array().into_iter().flatten().cloned());
         let n_bytes = items.iter().map(|item| item.to_string().len()).sum();
-        if n_bytes > MAX_BYTES {
+        let bounds = self.bounds;
+        if n_bytes > bounds.bytes_of_key {
             return;
         }
         let mut all = self.lock();
-        while all.n_bytes + n_bytes > MAX_BYTES || all.all.len() >= MAX_RESPONSES {
-            all.remove(0);
+        let of_key = all.entry(kept.owner.clone()).or_default();
+        while of_key.n_bytes + n_bytes > bounds.bytes_of_key || of_key.all.len() >= bounds.n_of_key
+        {
+            of_key.remove(0);
         }
-        all.n_bytes += n_bytes;
-        all.all.push_back(Conversation {
+        of_key.n_bytes += n_bytes;
+        of_key.all.push_back(Conversation {
             id: id.to_string(),
-            owner: kept.owner.clone(),
             items,
             n_bytes,
         });
+        while all.values().map(|kept| kept.n_bytes).sum::<usize>() > bounds.bytes {
+            let most = all.values_mut().max_by_key(|kept| kept.n_bytes);
+            most.expect("one of them has bytes").remove(0);
+        }
     }
 
     /// Forgets a conversation of this owner. Returns whether there was one.
-    pub(super) fn remove(&self, id: &str, owner: Option<&str>) -> bool {
-        let mut kept = self.lock();
-        let found = kept.position(id, owner);
+    pub(super) fn remove(&self, id: &str, owner: &Option<String>) -> bool {
+        let mut all = self.lock();
+        let Some(kept) = all.get_mut(owner) else {
+            return false;
+        };
+        let found = kept.position(id);
         found.inspect(|&at| kept.remove(at)).is_some()
     }
 }
@@ -112,30 +138,69 @@ mod tests {
         store.keep(&kept, &json!({"id": id, "output": [{"type": "message"}]}));
     }
 
+    fn owner(name: &str) -> Option<String> {
+        Some(name.to_string())
+    }
+
+    fn has(store: &Store, id: &str, name: &str) -> bool {
+        store.items(id, &owner(name)).is_some()
+    }
+
     #[test]
     fn conversations_belong_to_their_owner() {
         let store = Store::default();
         keep(&store, "a", "alice", "x");
-        assert_eq!(store.items("a", Some("alice")).unwrap().len(), 2);
-        assert!(store.items("a", Some("bob")).is_none());
-        assert!(store.items("a", None).is_none());
-        assert!(!store.remove("a", Some("bob")));
-        assert!(store.remove("a", Some("alice")));
-        assert!(store.items("a", Some("alice")).is_none());
-        assert_eq!(store.lock().n_bytes, 0);
+        assert_eq!(store.items("a", &owner("alice")).unwrap().len(), 2);
+        assert!(!has(&store, "a", "bob"));
+        assert!(store.items("a", &None).is_none());
+        assert!(!store.remove("a", &owner("bob")));
+        assert!(store.remove("a", &owner("alice")));
+        assert!(!has(&store, "a", "alice"));
+        assert_eq!(store.lock()[&owner("alice")].n_bytes, 0);
+    }
+
+    fn small() -> Store {
+        let bounds = Bounds {
+            bytes_of_key: 1000,
+            n_of_key: 10,
+            bytes: 2500,
+        };
+        Store {
+            bounds,
+            ..Store::default()
+        }
     }
 
     #[test]
-    fn memory_is_bounded() {
-        let store = Store::default();
-        let text = "x".repeat(10 << 20);
-        for id in ["a", "b", "c", "d", "e", "f", "g"] {
+    fn memory_is_bounded_for_each_key() {
+        let store = small();
+        keep(&store, "b", "bob", "x");
+        let text = "x".repeat(400);
+        for id in ["a", "b", "c", "d"] {
             keep(&store, id, "alice", &text);
         }
-        assert!(store.items("a", Some("alice")).is_none());
-        assert!(store.items("g", Some("alice")).is_some());
-        assert!(store.lock().n_bytes <= MAX_BYTES);
-        keep(&store, "huge", "alice", &"x".repeat(MAX_BYTES));
-        assert!(store.items("huge", Some("alice")).is_none());
+        assert!(!has(&store, "a", "alice") && !has(&store, "b", "alice"));
+        assert!(has(&store, "c", "alice") && has(&store, "d", "alice"));
+        // Another key keeps what it has.
+        assert!(has(&store, "b", "bob"));
+        keep(&store, "huge", "alice", &"x".repeat(1000));
+        assert!(!has(&store, "huge", "alice") && has(&store, "d", "alice"));
+        for i in 0..=10 {
+            keep(&store, &i.to_string(), "carol", "x");
+        }
+        assert!(!has(&store, "0", "carol") && has(&store, "1", "carol"));
+    }
+
+    #[test]
+    fn memory_is_bounded_for_all_keys() {
+        let store = small();
+        keep(&store, "a", "small", "x");
+        let text = "x".repeat(900);
+        for i in 0..20 {
+            keep(&store, "a", &format!("key {i}"), &text);
+        }
+        let n_bytes: usize = store.lock().values().map(|kept| kept.n_bytes).sum();
+        assert!((1..=2500).contains(&n_bytes));
+        assert!(has(&store, "a", "small"));
     }
 }
