@@ -89,9 +89,10 @@ impl App {
             .clone()
     }
 
-    /// Changes who may ask.
+    /// Changes who may ask. What keys use goes on.
     pub(crate) fn set_keys(&self, keys: Keys) {
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        let mut now = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        *now = keys.going_on_from(&now);
     }
 
     /// Returns an id that no other request has.

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use axum::http::StatusCode;
@@ -59,7 +59,7 @@ pub enum KeysError {
 }
 
 /// A key, and what its requests use now.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Key {
     pub(crate) name: Arc<str>,
     hash: [u8; 32],
@@ -68,8 +68,21 @@ pub(crate) struct Key {
     max_requests: Option<usize>,
     tokens_per_minute: Option<u64>,
     pub(crate) max_priority: Option<i32>,
+    /// It outlives a change of the file.
+    usage: Arc<Usage>,
+}
+
+/// What the requests of a key use now.
+#[derive(Debug)]
+struct Usage {
     n_requests: AtomicUsize,
     bucket: Mutex<Bucket>,
+}
+
+impl Usage {
+    fn bucket(&self) -> MutexGuard<'_, Bucket> {
+        self.bucket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The tokens that a key may still use. It fills up with time; what a request used is taken when it ends, so that the
@@ -81,6 +94,13 @@ struct Bucket {
 }
 
 impl Bucket {
+    fn full(per_minute: Option<u64>) -> Bucket {
+        Bucket {
+            level: per_minute.unwrap_or(0) as f64,
+            at: Instant::now(),
+        }
+    }
+
     fn fill(&mut self, per_minute: f64) {
         let now = Instant::now();
         let seconds = now.duration_since(self.at).as_secs_f64();
@@ -177,6 +197,25 @@ impl Keys {
         }
     }
 
+    /// Returns these keys with what those of the same names use now: their requests, and the tokens that are left.
+    pub(crate) fn going_on_from(&self, before: &Keys) -> Keys {
+        let going_on = |key: &Arc<Key>| {
+            let mut same = before.0.iter().filter(|other| other.name == key.name);
+            let Some(other) = same.next() else {
+                return Arc::clone(key);
+            };
+            let usage = Arc::clone(&other.usage);
+            if other.tokens_per_minute.is_none() {
+                *usage.bucket() = Bucket::full(key.tokens_per_minute);
+            }
+            Arc::new(Key {
+                usage,
+                ..Key::clone(key)
+            })
+        };
+        Keys(self.0.iter().map(going_on).collect())
+    }
+
     /// Whether everyone may ask.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -213,10 +252,9 @@ impl Key {
             max_requests: None,
             tokens_per_minute: None,
             max_priority: None,
-            n_requests: AtomicUsize::new(0),
-            bucket: Mutex::new(Bucket {
-                level: 0.0,
-                at: Instant::now(),
+            usage: Arc::new(Usage {
+                n_requests: AtomicUsize::new(0),
+                bucket: Mutex::new(Bucket::full(None)),
             }),
         };
         for part in parts.filter(|part| !part.is_empty()) {
@@ -225,12 +263,7 @@ impl Key {
                 false => key.scopes = scopes(part)?,
             }
         }
-        if let Some(per_minute) = key.tokens_per_minute {
-            key.bucket = Mutex::new(Bucket {
-                level: per_minute as f64,
-                at: Instant::now(),
-            });
-        }
+        *key.usage.bucket() = Bucket::full(key.tokens_per_minute);
         Ok(key)
     }
 
@@ -268,7 +301,7 @@ impl Key {
         };
         if let Some(per_minute) = self.tokens_per_minute {
             let per_minute = per_minute as f64;
-            let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut bucket = self.usage.bucket();
             bucket.fill(per_minute);
             if bucket.level <= 0.0 {
                 let seconds = (1.0 - bucket.level) * 60.0 / per_minute.max(1.0);
@@ -280,7 +313,8 @@ impl Key {
         }
         let max = self.max_requests.unwrap_or(usize::MAX);
         let more = |n: usize| (n < max).then(|| n + 1);
-        self.n_requests
+        self.usage
+            .n_requests
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
             .map_err(|_| {
                 over(format!("this key may have {max} requests at the same time")).retry_after(1)
@@ -313,15 +347,14 @@ impl Place {
     pub(crate) fn charge(&self, n_tokens: usize) {
         let key = &self.0;
         if key.tokens_per_minute.is_some() {
-            let mut bucket = key.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-            bucket.level -= n_tokens as f64;
+            key.usage.bucket().level -= n_tokens as f64;
         }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.n_requests.fetch_sub(1, Ordering::AcqRel);
+        self.0.usage.n_requests.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -367,6 +400,27 @@ mod tests {
             let error = Keys::parse(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn limits_outlive_a_change_of_the_file() {
+        let line = |limits: &str| Keys::parse(&format!("alice:{ABC}::{limits}")).unwrap();
+        let key = |keys: &Keys| keys.find(b"abc").unwrap();
+        let first = line("requests=1,tokens_per_minute=60");
+        let place = key(&first).admit().unwrap();
+        let second = line("requests=2,tokens_per_minute=600").going_on_from(&first);
+        let other_place = key(&second).admit().unwrap();
+        let error = key(&second).admit().unwrap_err();
+        assert!(error.message.contains("2 requests"), "{}", error.message);
+        place.charge(120);
+        drop((place, other_place));
+        let error = key(&second).admit().unwrap_err();
+        assert!(error.message.contains("600 tokens"), "{}", error.message);
+        // A limit that is new begins with all of its tokens.
+        let third = line("requests=3").going_on_from(&second);
+        drop(key(&third).admit().unwrap());
+        let fourth = line("tokens_per_minute=60").going_on_from(&third);
+        drop(key(&fourth).admit().unwrap());
     }
 
     #[test]
