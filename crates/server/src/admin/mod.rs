@@ -135,6 +135,8 @@ async fn reload(State(app): State<Arc<App>>) -> (StatusCode, Json<Reloaded>) {
 /// `POST /models/load`
 async fn load(State(app): State<Arc<App>>, Body(mut fields): Body) -> Result<Response, ApiError> {
     let name: String = fields.need("model")?;
+    // A server that ends loads no model.
+    let _under_way = app.lifecycle.admit()?;
     app.model_named(Some(&name), Asker::Owner).await?;
     Ok(app.answer(json!({ "success": true }), &fields))
 }

@@ -50,9 +50,11 @@ pub(super) async fn running(State(app): State<Arc<App>>) -> Json<Value> {
 /// `POST /api/show`
 pub(super) async fn show(
     State(app): State<Arc<App>>,
+    caller: Caller,
     body: Result<Body, ApiError>,
 ) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
+    let _ticket = app.admit(&caller)?;
     let model = named(&app, &mut fields).await?;
     let metadata = model.gguf.metadata();
     let arch = architecture(&model.gguf);

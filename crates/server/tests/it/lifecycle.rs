@@ -171,6 +171,35 @@ fn a_stopping_server_finishes_what_runs_and_refuses_the_rest() {
 }
 
 #[test]
+fn a_stopping_server_loads_no_model() {
+    let away = Offer {
+        name: "away".into(),
+        at_start: false,
+        prepare: Box::new(|| panic!("it is not to be loaded")),
+        ..forge_mini(small())
+    };
+    let server = TestServer::start(local(), vec![forge_mini(roomy()), away]);
+    let mut lines = server.lines(COMPLETIONS, &long(), &[]);
+    lines.next().unwrap();
+    server.stop();
+    while server.get("/health").status != 503 {
+        std::thread::yield_now();
+    }
+    let body = json!({"model": "away", "content": "a"});
+    for path in ["/api/show", "/models/load", "/tokenize"] {
+        let reply = server.post(path, &body);
+        assert_eq!(reply.status, 503, "{path}: {}", reply.text);
+        assert!(
+            reply.text.contains("shutting down"),
+            "{path}: {}",
+            reply.text
+        );
+    }
+    drop(lines);
+    server.join().unwrap();
+}
+
+#[test]
 fn requests_that_take_too_long_get_an_error_at_the_end() {
     let mut config = local();
     config.drain_timeout = Duration::from_millis(100);
