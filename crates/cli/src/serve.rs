@@ -2,6 +2,7 @@
 
 mod catalog;
 mod loading;
+mod log;
 mod settings;
 
 use std::ffi::OsString;
@@ -9,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use rocmforge_runtime::free_bytes;
 use rocmforge_runtime::gpu::WhenIdle;
 use rocmforge_server::{
@@ -19,7 +20,7 @@ use serde_json::json;
 
 use crate::args::{ServeArgs, with_long_names};
 use crate::exit::{Early, usage};
-use crate::output::{Out, note, say};
+use crate::output::{Out, note};
 use crate::peaks::Peaks;
 use crate::resolve;
 use settings::Settings;
@@ -52,12 +53,12 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
         origins,
         tls,
         keys_file: args.keys.clone(),
-        access_log: (args.access_log || args.log_content).then_some(say as fn(&str)),
+        access_log: (args.access_log || args.log_content).then_some(log::line as fn(&str)),
         log_content: match args.log_content {
             true => LogContent::Write,
             false => LogContent::Leave,
         },
-        notice: note,
+        notice: log::note,
         drain_timeout: Duration::from_secs(args.drain_timeout),
         limits: Limits {
             max_first_token_time: (args.ttft_target > 0)
@@ -88,8 +89,10 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
     let offer = |entry| loading::offer(entry, max_model_bytes, &peaks, &failure);
     let server = Server::bind(config, entries.into_iter().map(offer).collect())?;
     let url = server.url();
+    log::start().context("cannot start the thread of the log")?;
     let mut told = Ok(());
     let ended = server.run(|_| told = tell_ready(args, &url, &names));
+    log::finish();
     if let Err(ServerError::Load { .. }) = &ended
         && let Some(error) = loading::first_error(&failure)
     {

@@ -31,6 +31,9 @@ use crate::serving::model::Served;
 use crate::serving::slot::Offer;
 use crate::serving::workers::Workers;
 
+/// Larger bodies are parsed on a thread of their own; these take less than a millisecond.
+const MAX_PARSED_BYTES: usize = 64 << 10;
+
 /// The state of the server.
 pub(crate) struct App {
     pub(crate) fleet: Arc<Fleet>,
@@ -184,7 +187,12 @@ impl FromRequest<Arc<App>> for Body {
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
         };
         let bytes = body.map_err(late)?.ok_or_else(too_large)?;
-        Ok(Body(Fields::parse(&bytes)?))
+        // The streams of others wait for a thread that reads a large body.
+        let fields = match bytes.len() > MAX_PARSED_BYTES {
+            true => app.workers.run(move || Fields::parse(&bytes)).await?,
+            false => Fields::parse(&bytes)?,
+        };
+        Ok(Body(fields))
     }
 }
 

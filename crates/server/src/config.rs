@@ -27,7 +27,8 @@ pub struct Config {
     pub max_model_bytes: Option<u64>,
     /// A model that nobody has used for this long leaves the memory.
     pub idle_unload: Option<Duration>,
-    /// Writes a line of JSON about each request; see [`Config::notice`] for other messages.
+    /// Writes a line of JSON about each request; see [`Config::notice`] for other messages. Threads that serve clients call
+    /// both, so they must not wait.
     pub access_log: Option<fn(&str)>,
     /// What these lines tell of requests.
     pub log_content: LogContent,

@@ -505,6 +505,19 @@ fn contents_are_logged_on_request() {
     }
 }
 
+/// A log that nobody reads: more lines than its pipe holds stop no client.
+#[test]
+fn a_full_log_stops_no_client() {
+    let served = Served::start(&["--log-content"]);
+    let body = json!({"prompt": "x", "max_tokens": 1, "unknown": "y".repeat(100_000)});
+    for _ in 0..12 {
+        served.post("/v1/completions", &body);
+    }
+    // Nor does it keep the program from its end.
+    let (code, ..) = served.end("-TERM");
+    assert_eq!(code, Some(0));
+}
+
 /// SIGTERM while more requests wait than run: each of them gets its whole answer.
 #[test]
 fn a_stop_under_load_loses_no_request() {
