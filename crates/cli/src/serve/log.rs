@@ -38,7 +38,9 @@ pub fn start() -> std::io::Result<()> {
                 // One who does not wait any more needs no answer.
                 Message::Flush(done) => drop(done.try_send(())),
             }
-            let n = LOG.get().map_or(0, |log| log.n_left_out.swap(0, Ordering::Relaxed));
+            let n = LOG
+                .get()
+                .map_or(0, |log| log.n_left_out.swap(0, Ordering::Relaxed));
             if n > 0 {
                 say(&format!(
                     "notice: {n} lines of the log were left out, as nothing reads stderr fast enough"

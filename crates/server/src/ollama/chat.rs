@@ -1,6 +1,7 @@
 //! `POST /api/chat` and `/api/generate`
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -12,9 +13,9 @@ use rocmforge_text::infill::Gap;
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
 use serde_json::{Map, Value, json};
 
-use super::OllamaError;
 use super::events::{Lines, Shape};
-use super::models::named;
+use super::models::{named, slot};
+use super::{OllamaError, keep_alive};
 use crate::app::{App, Body};
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
@@ -24,8 +25,10 @@ use crate::openai::chat::Chat;
 use crate::openai::generation::{Form, Generation};
 use crate::openai::messages::{check_tools, for_template};
 use crate::serving::choices::{Choices, Ticket};
+use crate::serving::fleet::Asker;
 use crate::serving::model::{Served, TEMPLATE_VARIABLES};
 use crate::serving::reader::{Calls, Reader};
+use crate::serving::slot::KeepAlive;
 
 /// `POST /api/chat`
 pub(super) async fn chat(
@@ -34,8 +37,11 @@ pub(super) async fn chat(
     body: Result<Body, ApiError>,
 ) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
-    let asked = Asked::read(&app, caller, &mut fields).await?;
     let mut messages: Vec<Value> = fields.take("messages")?.unwrap_or_default();
+    if messages.is_empty() {
+        return load_or_unload(&app, caller, fields, Shape::Chat).await;
+    }
+    let asked = Asked::read(&app, caller, &mut fields).await?;
     for (at, message) in messages.iter_mut().enumerate() {
         let images = message.get("images").and_then(Value::as_array);
         if images.is_some_and(|images| !images.is_empty()) {
@@ -54,7 +60,7 @@ pub(super) async fn chat(
         variables: thinking(&asked.model, &mut fields)?,
         ..Chat::default()
     };
-    let ignored = fields.unread();
+    let ignored = asked.ignored(&fields);
     let mut response = asked.answer_chat(&app, chat, Shape::Chat).await?;
     app.tell_ignored(&mut response, ignored);
     Ok(response)
@@ -67,17 +73,21 @@ pub(super) async fn generate(
     body: Result<Body, ApiError>,
 ) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
-    let asked = Asked::read(&app, caller, &mut fields).await?;
     let prompt: String = fields.take("prompt")?.unwrap_or_default();
+    let suffix: Option<String> = fields.take("suffix")?;
+    let suffix = suffix.filter(|text| !text.is_empty());
+    if prompt.is_empty() && suffix.is_none() {
+        return load_or_unload(&app, caller, fields, Shape::Generate).await;
+    }
+    let asked = Asked::read(&app, caller, &mut fields).await?;
     let system: Option<String> = fields.take("system")?;
     for name in ["template", "context", "images"] {
         fields.refuse(name, &[json!(""), json!([])])?;
     }
-    let suffix: Option<String> = fields.take("suffix")?;
     let is_raw = fields.take("raw")?.unwrap_or(false);
     let variables = thinking(&asked.model, &mut fields)?;
-    let ignored = fields.unread();
-    let mut response = match suffix.filter(|text| !text.is_empty()) {
+    let ignored = asked.ignored(&fields);
+    let mut response = match suffix {
         Some(after) => {
             let gap = Gap {
                 before: prompt,
@@ -101,6 +111,35 @@ pub(super) async fn generate(
     };
     app.tell_ignored(&mut response, ignored);
     Ok(response)
+}
+
+/// Answers a request that has nothing to answer, as Ollama does: its model is loaded, or leaves the memory if it is to stay
+/// there for no time.
+async fn load_or_unload(
+    app: &App,
+    caller: Caller,
+    mut fields: Fields,
+    shape: Shape,
+) -> Result<Response, OllamaError> {
+    let _ticket = app.admit(&caller)?;
+    let slot = slot(app, &mut fields)?;
+    let keep_alive = keep_alive::take(app, &caller, &mut fields)?;
+    let reason = match keep_alive {
+        Some(KeepAlive::For(Duration::ZERO)) => {
+            // One that is not in memory need not leave it.
+            let _ = app.fleet.unload(slot).await;
+            "unload"
+        }
+        _ => {
+            app.model_named(Some(slot.name()), Asker::Client).await?;
+            if keep_alive.is_some() {
+                slot.set_keep_alive(keep_alive);
+            }
+            "load"
+        }
+    };
+    let body = Lines::empty(shape, slot.name(), reason);
+    Ok(app.answer(body, &fields))
 }
 
 /// Returns the variables of the template: the model's defaults, and whether it is to think.
@@ -130,12 +169,14 @@ struct Asked {
     ticket: Ticket,
     generation: Generation,
     structure: Option<Source>,
+    /// Names of options that nothing has read.
+    ignored: Option<String>,
 }
 
 impl Asked {
     async fn read(app: &App, caller: Caller, fields: &mut Fields) -> Result<Asked, ApiError> {
         let ticket = app.admit(&caller)?;
-        let model = named(app, fields).await?;
+        let model = named(app, &caller, fields).await?;
         let structure = match fields.take::<Value>("format")? {
             None => None,
             Some(Value::String(text)) if text.is_empty() => None,
@@ -145,15 +186,22 @@ impl Asked {
             }
             Some(_) => return Err(ApiError::field("format", "use json or a JSON schema")),
         };
-        fields.take::<Value>("keep_alive")?;
         let stream = fields.take("stream")?.unwrap_or(true);
-        let generation = generation(app, &model, &caller, fields, stream)?;
+        let (generation, ignored) = generation(app, &model, &caller, fields, stream)?;
         Ok(Asked {
             model,
             ticket,
             generation,
             structure,
+            ignored,
         })
+    }
+
+    /// Names the fields and options that nothing has read.
+    fn ignored(&self, fields: &Fields) -> Option<String> {
+        let names = [fields.unread(), self.ignored.clone()];
+        let names: Vec<String> = names.into_iter().flatten().collect();
+        (!names.is_empty()).then(|| names.join(","))
     }
 
     async fn answer_chat(self, app: &App, chat: Chat, shape: Shape) -> Result<Response, ApiError> {
@@ -162,6 +210,7 @@ impl Asked {
             ticket,
             generation,
             structure,
+            ignored: _,
         } = self;
         let tenant = ticket.tenant();
         let prompt = chat.prompt(app, &model, &tenant, structure, Calls::Any);
@@ -202,6 +251,7 @@ impl Asked {
             ticket,
             generation,
             structure,
+            ignored: _,
         } = self;
         let ids = app.workers.run(encode).await?;
         let compilers = (&app.compilers, &ticket.tenant());
@@ -233,17 +283,18 @@ async fn respond(
     Ok(Json(lines.whole(&whole, &totals)).into_response())
 }
 
-/// Reads `options`, which have llama.cpp's names and Ollama's defaults.
+/// Reads `options`, which have llama.cpp's names and Ollama's defaults. Returns the names of those that are unknown, too.
 fn generation(
     app: &App,
     model: &Served,
     caller: &Caller,
     fields: &mut Fields,
     stream: bool,
-) -> Result<Generation, ApiError> {
+) -> Result<(Generation, Option<String>), ApiError> {
     let given: Map<String, Value> = fields.take("options")?.unwrap_or_default();
     let mut options = json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.9, "stream": stream });
-    for (name, value) in model.defaults() {
+    let defaults = model.defaults().iter();
+    for (name, value) in defaults.filter(|(name, _)| *name != TEMPLATE_VARIABLES) {
         options[name] = value.clone();
     }
     for (name, value) in given {
@@ -264,5 +315,7 @@ fn generation(
     let Value::Object(options) = options else {
         unreachable!("it was written as an object")
     };
-    Generation::read(&mut Fields::new(options), caller, &app.limits)
+    let mut options = Fields::new(options);
+    let generation = Generation::read(&mut options, caller, &app.limits)?;
+    Ok((generation, options.unread()))
 }

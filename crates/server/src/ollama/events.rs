@@ -43,6 +43,14 @@ impl Lines {
         }
     }
 
+    /// Returns an answer without a text, and why it has none.
+    pub(super) fn empty(shape: Shape, model: &str, reason: &str) -> Value {
+        let mut line = Lines::new(shape, model, None).line("", None, &[]);
+        line["done"] = true.into();
+        line["done_reason"] = reason.into();
+        line
+    }
+
     /// Returns a line with a text, reasoning or calls.
     fn line(&self, text: &str, thinking: Option<&str>, calls: &[Call]) -> Value {
         let mut line = json!({ "model": self.model, "created_at": Timestamp::now().to_string() });

@@ -2,6 +2,7 @@
 
 mod chat;
 mod events;
+mod keep_alive;
 mod models;
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/api/chat", post(chat::chat))
         .route("/api/generate", post(chat::generate))
         .route("/api/embed", post(models::embed))
+        .route("/api/embeddings", post(models::embed_one))
         .route("/api/tags", get(models::tags))
         .route("/api/ps", get(models::running))
         .route("/api/show", post(models::show))

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use rocmforge_gguf::Gguf;
 use serde_json::{Map, Value, json};
 
-use super::OllamaError;
+use super::{OllamaError, keep_alive};
 use crate::app::{App, Body};
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
@@ -19,12 +19,28 @@ use crate::serving::fleet::Asker;
 use crate::serving::model::Served;
 use crate::serving::slot::Slot;
 
-/// Takes the model of a request. Ollama's names may have a tag, which is `latest` here.
-pub(super) async fn named(app: &App, fields: &mut Fields) -> Result<Arc<Served>, ApiError> {
+/// Takes the name of a request's model, and returns it without loading it. Ollama's names may have a tag, which is `latest`
+/// here.
+pub(super) fn slot<'a>(app: &'a App, fields: &mut Fields) -> Result<&'a Arc<Slot>, ApiError> {
     let name: Option<String> = fields.take_any(&["model", "name"])?;
     let name = name.as_deref();
     let name = name.map(|name| name.strip_suffix(":latest").unwrap_or(name));
-    app.model_named(name, Asker::Client).await
+    app.fleet.slot(name)
+}
+
+/// Takes the model of a request, and how long it is to stay in the memory.
+pub(super) async fn named(
+    app: &App,
+    caller: &Caller,
+    fields: &mut Fields,
+) -> Result<Arc<Served>, ApiError> {
+    let slot = slot(app, fields)?;
+    let keep_alive = keep_alive::take(app, caller, fields)?;
+    let model = app.model_named(Some(slot.name()), Asker::Client).await?;
+    if keep_alive.is_some() {
+        slot.set_keep_alive(keep_alive);
+    }
+    Ok(model)
 }
 
 /// `GET /api/version`
@@ -55,7 +71,7 @@ pub(super) async fn show(
 ) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
     let _ticket = app.admit(&caller)?;
-    let model = named(&app, &mut fields).await?;
+    let model = named(&app, &caller, &mut fields).await?;
     let metadata = model.gguf.metadata();
     let arch = architecture(&model.gguf);
     let mut info = Map::new();
@@ -92,7 +108,7 @@ pub(super) async fn embed(
 ) -> Result<Response, OllamaError> {
     let Body(mut fields) = body?;
     let ticket = app.admit(&caller)?;
-    let model = named(&app, &mut fields).await?;
+    let model = named(&app, &caller, &mut fields).await?;
     let input = Input::read(&mut fields)?;
     let name = model.name.clone();
     let vectors = vectors(&app, model, ticket, |_| true, |model| input.tokens(model)).await?;
@@ -101,6 +117,26 @@ pub(super) async fn embed(
         "embeddings": vectors.values,
         "prompt_eval_count": vectors.totals.prompt_tokens,
     });
+    Ok(app.answer(body, &fields))
+}
+
+/// `POST /api/embeddings`: the older route, of one text.
+pub(super) async fn embed_one(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    body: Result<Body, ApiError>,
+) -> Result<Response, OllamaError> {
+    let Body(mut fields) = body?;
+    let ticket = app.admit(&caller)?;
+    let model = named(&app, &caller, &mut fields).await?;
+    let prompt: String = fields.take("prompt")?.unwrap_or_default();
+    if prompt.is_empty() {
+        // The model was loaded; there is nothing to embed.
+        return Ok(app.answer(json!({ "embedding": [] }), &fields));
+    }
+    let input = Input::Text(prompt);
+    let vectors = vectors(&app, model, ticket, |_| true, |model| input.tokens(model)).await?;
+    let body = json!({ "embedding": vectors.values.first() });
     Ok(app.answer(body, &fields))
 }
 

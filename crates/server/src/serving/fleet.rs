@@ -15,10 +15,10 @@ use crate::config::Config;
 use crate::http::error::{ApiError, whole_seconds};
 use crate::observe::metrics::Metrics;
 use crate::serving::model::Served;
-use crate::serving::slot::{Failed, LoadError, Offer, Resident, Slot, State};
+use crate::serving::slot::{Failed, KeepAlive, LoadError, Offer, Resident, Slot, State};
 
-/// Longest time between two looks for models that nobody uses.
-const MAX_LOOK_TIME: Duration = Duration::from_secs(10);
+/// Time between two looks for models that nobody uses, unless they are to leave sooner.
+const USUAL_LOOK_TIME: Duration = Duration::from_secs(1);
 /// Why a model is not loaded if this program has panicked.
 const OUR_FAULT: &str = "loading it failed; please report this";
 
@@ -170,12 +170,11 @@ impl Fleet {
         Ok(())
     }
 
-    /// Unloads models that nobody uses, as long as the server runs, if it is to.
+    /// Unloads models that nobody uses, as long as the server runs: after the time for all of them, or that which a client
+    /// has set for one.
     pub(crate) async fn unload_idle(&self) {
-        let Some(idle_time) = self.idle_time else {
-            return;
-        };
-        let look_time = (idle_time / 8).clamp(Duration::from_millis(1), MAX_LOOK_TIME);
+        let look_time = self.idle_time.map_or(USUAL_LOOK_TIME, |time| time / 8);
+        let look_time = look_time.clamp(Duration::from_millis(1), USUAL_LOOK_TIME);
         let mut looks = tokio::time::interval(look_time);
         loop {
             looks.tick().await;
@@ -184,7 +183,12 @@ impl Fleet {
                 if stats.running + stats.waiting > 0 {
                     slot.touch();
                 }
-                slot.last_use().elapsed() >= idle_time
+                let idle_time = match slot.keep_alive() {
+                    Some(KeepAlive::For(time)) => Some(time),
+                    Some(KeepAlive::Forever) => None,
+                    None => self.idle_time,
+                };
+                idle_time.is_some_and(|idle_time| slot.last_use().elapsed() >= idle_time)
             };
             let residents = self.residents().into_iter();
             // A model is not gone as long as this list has it.
@@ -456,6 +460,7 @@ impl Fleet {
             true
         });
         let Some(served) = taken else { return false };
+        slot.set_keep_alive(None);
         let _then = slot.then(then);
         (self.notice)(&format!("notice: {} leaves the memory", slot.name()));
         let mut gone = served.gone();

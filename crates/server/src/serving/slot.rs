@@ -52,6 +52,15 @@ pub(crate) struct Slot {
     pub(crate) state: watch::Sender<State>,
     pub(crate) n_waiting: watch::Sender<usize>,
     last_use: Mutex<Instant>,
+    /// How long it stays unused, if a client has said that.
+    keep_alive: Mutex<Option<KeepAlive>>,
+}
+
+/// How long a model stays in the memory after its last use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeepAlive {
+    For(Duration),
+    Forever,
 }
 
 /// Where a model is.
@@ -111,6 +120,7 @@ impl Slot {
             state: watch::Sender::new(State::Away),
             n_waiting: watch::Sender::new(0),
             last_use: Mutex::new(Instant::now()),
+            keep_alive: Mutex::default(),
         }
     }
 
@@ -166,6 +176,18 @@ impl Slot {
 
     pub(crate) fn last_use(&self) -> Instant {
         *self.last_use.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long the model stays unused; `None` if nobody has said that.
+    pub(crate) fn keep_alive(&self) -> Option<KeepAlive> {
+        let keep_alive = self.keep_alive.lock();
+        *keep_alive.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets how long the model stays unused, until it leaves the memory.
+    pub(crate) fn set_keep_alive(&self, keep_alive: Option<KeepAlive>) {
+        let now = self.keep_alive.lock();
+        *now.unwrap_or_else(PoisonError::into_inner) = keep_alive;
     }
 
     /// Returns which file there is now.

@@ -18,7 +18,7 @@ const COMPLETIONS: &str = "/v1/completions";
 
 /// What models have in memory, and how often each was loaded.
 #[derive(Default)]
-struct Loads {
+pub(crate) struct Loads {
     /// A model's tokenizer lives as long as the model.
     in_memory: Mutex<Vec<Weak<Tokenizer>>>,
     n: AtomicUsize,
@@ -32,7 +32,7 @@ impl Loads {
 }
 
 /// forge-mini under another name. It is loaded on demand, as often as needed, and takes `bytes`.
-fn lazy(name: &str, bytes: u64, loads: &Arc<Loads>) -> Offer {
+pub(crate) fn lazy(name: &str, bytes: u64, loads: &Arc<Loads>) -> Offer {
     let loads = Arc::clone(loads);
     Offer {
         name: name.to_string(),

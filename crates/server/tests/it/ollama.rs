@@ -1,8 +1,13 @@
 //! Ollama's routes: the same answers as chat completions give, as lines of JSON.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocmforge_server::{Keys, NewKey};
 use serde_json::{Value, json};
 
-use crate::client::start;
+use crate::client::{TestServer, local, start};
+use crate::models::lazy;
 
 fn lines(text: &str) -> Vec<Value> {
     text.lines()
@@ -92,7 +97,11 @@ fn models_are_listed_and_errors_are_texts() {
     assert!(server.get("/api/version").ok()["version"].is_string());
     for (path, body, status) in [
         ("/api/chat", json!({"model": "other", "messages": []}), 404),
-        ("/api/chat", json!({"messages": []}), 400),
+        (
+            "/api/chat",
+            json!({"messages": [], "keep_alive": "soon"}),
+            400,
+        ),
         (
             "/api/chat",
             json!({"messages": [{"role": "user", "content": "a", "images": ["x"]}]}),
@@ -109,9 +118,87 @@ fn models_are_listed_and_errors_are_texts() {
             400,
         ),
         ("/api/embed", json!({"input": "a"}), 501),
+        ("/api/embeddings", json!({"prompt": "a"}), 501),
     ] {
         let reply = server.post(path, &body);
         assert_eq!(reply.status, status, "{path} {body}: {}", reply.text);
         assert!(reply.json()["error"].is_string(), "{}", reply.text);
     }
+}
+
+#[test]
+fn options_that_are_not_known_are_named() {
+    let server = start();
+    let mut options = options();
+    options["num_ctx"] = 4096.into();
+    options["num_gpu"] = 1.into();
+    let body = json!({"prompt": "a", "stream": false, "options": options, "other": 1});
+    let reply = server.post("/api/generate", &body);
+    let mut names: Vec<&str> = reply
+        .header("x-ignored-fields")
+        .unwrap()
+        .split(',')
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["num_ctx", "num_gpu", "other"]);
+    let reply = server.post("/api/generate", &json!({"prompt": "a", "stream": false}));
+    assert_eq!(reply.header("x-ignored-fields"), None);
+}
+
+#[test]
+fn an_empty_request_loads_and_unloads() {
+    let loads = Arc::default();
+    let server = TestServer::start(local(), vec![lazy("a", 1, &loads)]);
+    let models = || {
+        server.get("/api/ps").ok()["models"]
+            .as_array()
+            .unwrap()
+            .len()
+    };
+    let reply = server.post("/api/generate", &json!({"model": "a"})).ok();
+    assert_eq!(
+        (&reply["done"], &reply["response"]),
+        (&json!(true), &json!(""))
+    );
+    assert_eq!((reply["done_reason"].as_str(), models()), (Some("load"), 1));
+    let unload = json!({"model": "a", "messages": [], "keep_alive": 0});
+    for _ in 0..2 {
+        let reply = server.post("/api/chat", &unload).ok();
+        assert_eq!(reply["message"]["content"], "");
+        assert_eq!(
+            (reply["done_reason"].as_str(), models()),
+            (Some("unload"), 0)
+        );
+    }
+    // After an answer, the next look for unused models finds it.
+    let body = json!({"model": "a", "prompt": "a", "stream": false, "options": options(), "keep_alive": "1ms"});
+    server.post("/api/generate", &body).ok();
+    for _ in 0..400 {
+        if models() == 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    panic!("the model stays");
+}
+
+/// Who may not unload models keeps none from staying, either.
+#[test]
+fn a_time_in_memory_is_the_owners() {
+    let (alice, owner) = (
+        NewKey::create("alice").unwrap(),
+        NewKey::create("owner").unwrap(),
+    );
+    let mut config = local();
+    config.keys = Keys::parse(&format!("{}\n{}:infer,admin", alice.line, owner.line)).unwrap();
+    let loads = Arc::default();
+    let server = TestServer::start(config, vec![lazy("a", 1, &loads)]);
+    let unload = |key: &str| {
+        let body = json!({"model": "a", "keep_alive": 0}).to_string();
+        server.send("/api/generate", body.as_bytes(), &[("x-api-key", key)])
+    };
+    let reply = unload(&alice.key);
+    assert_eq!(reply.header("x-ignored-fields"), Some("keep_alive"));
+    assert_eq!(reply.ok()["done_reason"], "load");
+    assert_eq!(unload(&owner.key).ok()["done_reason"], "unload");
 }
