@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::body;
 use crate::http::error::ApiError;
 use crate::http::stream::{Encoder, Out};
+use crate::openai::usage::Timings;
 use crate::serving::choices::{Totals, Update};
 use crate::serving::reader::{Parts, Piece, Reader};
 
@@ -201,6 +202,7 @@ impl Encoder for MessageEvents {
             "type": "message_delta",
             "delta": { "stop_reason": reason, "stop_sequence": sequence },
             "usage": usage(totals),
+            "timings": Timings::new(totals),
         });
         out.event("message_delta", &event);
         out.event("message_stop", &json!({ "type": "message_stop" }));

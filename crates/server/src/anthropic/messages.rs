@@ -19,6 +19,7 @@ use crate::http::stream::events;
 use crate::openai::chat::Chat;
 use crate::openai::generation::Generation;
 use crate::openai::messages::{check_tools, for_template};
+use crate::openai::usage::Timings;
 use crate::serving::choices::Choices;
 use crate::serving::reader::{Calls, Parts};
 use crate::serving::structured::Forced;
@@ -49,6 +50,7 @@ pub(super) async fn create(
     let n_prompt = prompt.ids.len();
     let requests = generation.requests(&prompt.ids, &prompt.form(None));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
+    let choices = choices.after(prompt.times);
     let head = json!({
         "id": app.new_id("msg_"),
         "type": "message",
@@ -72,6 +74,7 @@ pub(super) async fn create(
             body["stop_reason"] = reason.into();
             body["stop_sequence"] = sequence.into();
             body["usage"] = usage(&totals);
+            body["timings"] = json!(Timings::new(&totals));
             Json(body).into_response()
         }
     };

@@ -63,7 +63,7 @@ pub(crate) struct Prompt {
     format: Format,
     calls: Calls,
     structure: Option<Structure>,
-    times: PromptTimes,
+    pub(crate) times: PromptTimes,
 }
 
 impl Prompt {

@@ -14,7 +14,7 @@ pub(crate) mod usage;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{delete, get, post};
+use axum::routing::{get, post};
 
 use crate::app::App;
 
@@ -26,7 +26,10 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/v1/completions", post(completions::create))
         .route("/v1/responses", post(responses::create))
         .route("/responses", post(responses::create))
-        .route("/v1/responses/{id}", delete(responses::delete))
+        .route(
+            "/v1/responses/{id}",
+            get(responses::get).delete(responses::delete),
+        )
         .route("/v1/embeddings", post(embeddings::embed))
         .route("/v1/rerank", post(embeddings::rerank))
         .route("/v1/reranking", post(embeddings::rerank))

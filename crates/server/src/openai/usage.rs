@@ -18,13 +18,15 @@ pub(crate) fn usage(totals: &Totals) -> Value {
 }
 
 /// llama-server's block of times, and what came before: reading the prompt, and waiting for a turn. `prompt_n` counts the
-/// tokens that were computed, `cache_n` those found in the cache.
+/// tokens that were computed, `cache_n` those found in the cache, and `n_deadline` the answers that were cut because they
+/// took too long.
 #[derive(Serialize)]
 pub(crate) struct Timings {
     template_ms: f64,
     tokenize_ms: f64,
     queue_ms: f64,
     n_preempted: usize,
+    n_deadline: usize,
     cache_n: usize,
     prompt_n: usize,
     prompt_ms: f64,
@@ -51,6 +53,7 @@ impl Timings {
             tokenize_ms: ms(totals.prompt_times.tokenize),
             queue_ms: ms(totals.queue_time),
             n_preempted: totals.n_preempted,
+            n_deadline: totals.n_deadline,
             cache_n: totals.cached_tokens,
             prompt_n,
             prompt_ms: ms(prompt),

@@ -86,6 +86,8 @@ pub(crate) struct Totals {
     pub(crate) completion_tokens: usize,
     /// Times that an answer gave its place in the cache to another request.
     pub(crate) n_preempted: usize,
+    /// Answers that the server's limit on their time has ended.
+    pub(crate) n_deadline: usize,
     pub(crate) prompt_times: PromptTimes,
     /// Time that the last of the prompts waited for its turn.
     pub(crate) queue_time: Duration,
@@ -350,6 +352,7 @@ impl Choices {
             StreamEvent::Finished { reason, text } => {
                 self.end(choice);
                 self.model.metrics.finished(reason);
+                self.totals.n_deadline += usize::from(reason == FinishReason::Deadline);
                 self.ready.push_back(Update::Finished {
                     choice,
                     reason,

@@ -59,6 +59,12 @@ fn embeddings_are_those_of_the_library() {
     let one = server.post(EMBEDDINGS, &json!({ "input": texts[1] })).ok();
     assert_eq!(vectors(&one), expected[1..]);
     assert!(one["usage"]["prompt_tokens"].as_u64().unwrap() > 4);
+    assert_eq!(one["timings"]["prompt_n"], one["usage"]["prompt_tokens"]);
+    assert!(one["timings"]["tokenize_ms"].as_f64().unwrap() > 0.0);
+    // Ollama's older route.
+    let old = server.post("/api/embeddings", &json!({ "prompt": texts[1] }));
+    let old: Vec<f32> = serde_json::from_value(old.ok()["embedding"].clone()).unwrap();
+    assert_eq!(old, expected[1]);
     let ids = server
         .post(
             "/tokenize",

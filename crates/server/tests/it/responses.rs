@@ -107,6 +107,9 @@ fn a_response_continues_one_that_was_stored() {
             .as_str()
             .unwrap()
     );
+    let stored = |id: &Value| server.get(&format!("{RESPONSES}/{}", id.as_str().unwrap()));
+    assert_eq!(stored(&first["id"]).ok(), first);
+    stored(&second["id"]).error(404);
     // The second one was not stored.
     let unknown = ask(json!({"previous_response_id": second["id"]}));
     server.post(RESPONSES, &unknown).error(404);
@@ -127,6 +130,10 @@ fn stored_responses_belong_to_their_key() {
     };
     let first = post(&a, ask(json!({"store": true}))).ok();
     let next = || ask(json!({"previous_response_id": first["id"]}));
+    let path = format!("{RESPONSES}/{}", first["id"].as_str().unwrap());
+    let stored = |key: &NewKey| server.send_get(&path, &[("x-api-key", &key.key)]);
+    stored(&b).error(404);
+    assert_eq!(stored(&a).ok(), first);
     post(&b, next()).error(404);
     post(&a, next()).ok();
 }

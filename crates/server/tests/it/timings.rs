@@ -1,9 +1,11 @@
 //! Where the time of an answer went.
 
+use std::time::Duration;
+
 use rocmforge_engine::{EngineConfig, KvTokens};
 use serde_json::{Value, json};
 
-use crate::client::{TestServer, forge_mini, local, small, start};
+use crate::client::{TestServer, forge_mini, local, roomy, small, start};
 
 #[test]
 fn reading_the_prompt_is_timed() {
@@ -14,9 +16,19 @@ fn reading_the_prompt_is_timed() {
     stream["stream_options"] = json!({"include_usage": true});
     let text = json!({"prompt": "Once upon a time", "max_tokens": 2});
     let of_stream = server.post("/v1/chat/completions", &stream).events();
+    let input = json!({"input": "Hi", "max_output_tokens": 2});
+    let of_lines = server.post("/v1/messages", &stream).text;
+    let last = of_lines
+        .lines()
+        .find(|line| line.contains("message_delta\","))
+        .unwrap();
+    let last = serde_json::from_str(last.strip_prefix("data: ").unwrap()).unwrap();
     for (answer, has_template) in [
         (server.post("/v1/chat/completions", &chat).ok(), true),
         (of_stream.last().unwrap().clone(), true),
+        (server.post("/v1/responses", &input).ok(), true),
+        (server.post("/v1/messages", &chat).ok(), true),
+        (last, true),
         (server.post("/v1/completions", &text).ok(), false),
         (server.post("/completion", &text).ok(), false),
     ] {
@@ -47,4 +59,26 @@ fn answers_say_how_often_they_were_preempted() {
         Some(server.metric("vllm:num_preemptions_total"))
     );
     assert!(n.as_u64() > Some(0), "{n}");
+}
+
+/// An answer that takes longer than the server allows: the client gets what there is.
+#[test]
+fn an_answer_that_takes_too_long_is_cut_and_marked() {
+    let mut config = local();
+    config.limits.max_answer_time = Duration::from_millis(500);
+    let server = TestServer::start(config, vec![forge_mini(roomy())]);
+    let body = json!({"prompt": "Once", "max_tokens": 15_000, "ignore_eos": true});
+    let answer = server.post("/v1/completions", &body).ok();
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["timings"]["n_deadline"], 1);
+    let n_tokens = answer["usage"]["completion_tokens"].as_u64().unwrap();
+    assert!(n_tokens < 15_000, "{n_tokens}");
+    let mut body = body;
+    body["stream"] = true.into();
+    body["stream_options"] = json!({"include_usage": true});
+    let events = server.post("/v1/completions", &body).events();
+    assert_eq!(events.last().unwrap()["timings"]["n_deadline"], 1);
+    body["max_tokens"] = 1.into();
+    let events = server.post("/v1/completions", &body).events();
+    assert_eq!(events.last().unwrap()["timings"]["n_deadline"], 0);
 }

@@ -75,6 +75,7 @@ pub(crate) async fn create(
     let reader = prompt.reader();
     let requests = generation.requests(&prompt.ids, &prompt.form(None));
     let choices = Choices::submit(Arc::clone(&model), vec![requests], ticket)?;
+    let choices = choices.after(prompt.times);
     let id = app.new_id("resp_");
     let mut head = json!({
         "id": id,
@@ -110,6 +111,17 @@ pub(crate) async fn create(
     Ok(response)
 }
 
+/// `GET /v1/responses/{id}`
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let owner = caller.key.as_ref().map(|key| key.name.to_string());
+    let response = app.responses.response(&id, &owner);
+    response.map(Json).ok_or_else(unknown)
+}
+
 /// `DELETE /v1/responses/{id}`
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
@@ -121,11 +133,12 @@ pub(crate) async fn delete(
         true => Ok(Json(
             json!({ "id": id, "object": "response", "deleted": true }),
         )),
-        false => Err(ApiError::new(
-            StatusCode::NOT_FOUND,
-            "there is no such response",
-        )),
+        false => Err(unknown()),
     }
+}
+
+fn unknown() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "there is no such response")
 }
 
 /// Reads items and tools.

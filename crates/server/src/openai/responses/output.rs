@@ -7,6 +7,7 @@ use rocmforge_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use crate::openai::chat_events::finish_reason;
+use crate::openai::usage::Timings;
 use crate::serving::choices::{Totals, Whole};
 use crate::serving::model::Served;
 use crate::serving::reader::{Parts, Reader};
@@ -101,6 +102,7 @@ impl Response {
             "output_tokens_details": { "reasoning_tokens": n_reasoning },
             "total_tokens": totals.prompt_tokens + totals.completion_tokens,
         });
+        body["timings"] = json!(Timings::new(totals));
         body
     }
 

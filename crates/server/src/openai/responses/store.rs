@@ -27,7 +27,7 @@ impl Default for Bounds {
     }
 }
 
-/// What `previous_response_id` continues, and what of a response is kept for it.
+/// What `previous_response_id` continues, and what of a request is kept for it.
 #[derive(Clone)]
 pub(super) struct Kept {
     pub(super) store: bool,
@@ -53,7 +53,9 @@ struct Conversations {
 
 struct Conversation {
     id: String,
+    /// Those up to the answer.
     items: Vec<Value>,
+    response: Value,
     n_bytes: usize,
 }
 
@@ -79,7 +81,16 @@ impl Store {
     pub(super) fn items(&self, id: &str, owner: &Option<String>) -> Option<Vec<Value>> {
         let all = self.lock();
         let kept = all.get(owner)?;
-        Some(kept.all[kept.position(id)?].items.clone())
+        let kept = &kept.all[kept.position(id)?];
+        let output = kept.response["output"].as_array().into_iter().flatten();
+        Some(kept.items.iter().chain(output).cloned().collect())
+    }
+
+    /// Returns a response to this owner.
+    pub(super) fn response(&self, id: &str, owner: &Option<String>) -> Option<Value> {
+        let all = self.lock();
+        let kept = all.get(owner)?;
+        Some(kept.all[kept.position(id)?].response.clone())
     }
 
     /// Keeps a conversation with its answer, if that was asked for.
@@ -87,9 +98,8 @@ impl Store {
         let (true, Some(id)) = (kept.store, response["id"].as_str()) else {
             return;
         };
-        let mut items = kept.items.clone();
-        items.extend(response["output"].as_array().into_iter().flatten().cloned());
-        let n_bytes = items.iter().map(|item| item.to_string().len()).sum();
+        let parts = kept.items.iter().chain([response]);
+        let n_bytes = parts.map(|part| part.to_string().len()).sum();
         let bounds = self.bounds;
         if n_bytes > bounds.bytes_of_key {
             return;
@@ -103,7 +113,8 @@ impl Store {
         of_key.n_bytes += n_bytes;
         of_key.all.push_back(Conversation {
             id: id.to_string(),
-            items,
+            items: kept.items.clone(),
+            response: response.clone(),
             n_bytes,
         });
         while all.values().map(|kept| kept.n_bytes).sum::<usize>() > bounds.bytes {
@@ -151,6 +162,8 @@ mod tests {
         let store = Store::default();
         keep(&store, "a", "alice", "x");
         assert_eq!(store.items("a", &owner("alice")).unwrap().len(), 2);
+        assert_eq!(store.response("a", &owner("alice")).unwrap()["id"], "a");
+        assert!(store.response("a", &owner("bob")).is_none());
         assert!(!has(&store, "a", "bob"));
         assert!(store.items("a", &None).is_none());
         assert!(!store.remove("a", &owner("bob")));
