@@ -65,6 +65,12 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
                 .then(|| Duration::from_millis(args.ttft_target)),
             max_queue_time: Duration::from_secs(args.queue_timeout),
             max_step_time: Duration::from_secs(args.step_timeout),
+            max_answer_time: Duration::from_secs(args.answer_timeout),
+            read_timeout: Duration::from_secs(args.read_timeout),
+            write_timeout: Duration::from_secs(args.write_timeout),
+            max_body_bytes: (args.max_body as usize) << 20,
+            max_connections: args.max_connections as usize,
+            max_choices: args.max_choices as usize,
             ..Limits::default()
         },
         max_model_bytes: None,

@@ -162,6 +162,66 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub queue_timeout: u64,
+    /// Seconds that an answer may take; then it ends with what there is
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 3600,
+        value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS),
+        env = "ROCMFORGE_ANSWER_TIMEOUT",
+        hide_env_values = true
+    )]
+    pub answer_timeout: u64,
+    /// Seconds for the head of a request, and for its body
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS),
+        env = "ROCMFORGE_READ_TIMEOUT",
+        hide_env_values = true
+    )]
+    pub read_timeout: u64,
+    /// Seconds after which a client that reads nothing is disconnected
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS),
+        env = "ROCMFORGE_WRITE_TIMEOUT",
+        hide_env_values = true
+    )]
+    pub write_timeout: u64,
+    /// Largest body of a request in MiB
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(1..=1024),
+        env = "ROCMFORGE_MAX_BODY",
+        hide_env_values = true
+    )]
+    pub max_body: u32,
+    /// Connections at the same time; further ones wait
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4096,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000),
+        env = "ROCMFORGE_MAX_CONNECTIONS",
+        hide_env_values = true
+    )]
+    pub max_connections: u32,
+    /// Answers that a request may ask for
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 128,
+        value_parser = clap::value_parser!(u32).range(1..=4096),
+        env = "ROCMFORGE_MAX_CHOICES",
+        hide_env_values = true
+    )]
+    pub max_choices: u32,
     /// Seconds that a step of a model may take before /health/live fails
     #[arg(
         long,
