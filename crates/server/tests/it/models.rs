@@ -343,7 +343,9 @@ fn a_request_does_not_wait_for_its_model_for_ever() {
     let mut config = with_bytes(15);
     config.limits.max_queue_time = Duration::from_millis(300);
     let server = TestServer::start(config, offers);
-    server.post("/models/load", &json!({"model": "a"})).ok();
+    // On a busy machine, loading takes longer than a request waits; it goes on all the same.
+    let load = || server.post("/models/load", &json!({"model": "a"})).status;
+    while load() != 200 {}
     let long = json!({"model": "a", "prompt": "Once", "max_tokens": 15_000, "ignore_eos": true, "stream": true});
     let mut running = server.lines(COMPLETIONS, &long, &[]);
     running.next().unwrap();

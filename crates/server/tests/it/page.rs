@@ -98,7 +98,8 @@ fn text_stays_text() {
     );
     let turns = json!([
         {"role": "user", "content": hostile},
-        {"role": "assistant", "content": markdown, "reasoning": markdown, "error": hostile, "note": hostile},
+        {"role": "assistant", "content": markdown, "reasoning": markdown, "error": hostile, "note": hostile,
+            "calls": [{"name": hostile, "arguments": hostile}], "cut": hostile},
     ]);
     let kept = json!([{ "turns": turns }]).to_string();
     let script = format!(
@@ -112,13 +113,52 @@ fn text_stays_text() {
     // Every text but the name of the list's item, which is cut.
     assert_eq!(
         shown.as_str().unwrap().matches(hostile).count(),
-        15,
+        18,
         "{shown}"
     );
     assert_eq!(browser.eval("document.images.length"), 0);
     assert_eq!(browser.eval("document.scripts.length"), 1);
     assert_eq!(browser.eval("typeof window.hit"), "undefined");
     browser.check_sizes("markup");
+    browser.check_quiet(&server.url);
+}
+
+#[test]
+fn calls_and_cut_answers_are_shown() {
+    let server = start();
+    let Some(mut browser) = Browser::open(&server.url) else {
+        return;
+    };
+    browser.wait_for("$('model').value === 'forge-mini'");
+    // An answer that must call.
+    browser.eval(
+        "(() => { const own = fetch; window.fetch = (path, options) => own(path, options?.body?.includes('clock') \
+         ? { ...options, body: JSON.stringify({ ...JSON.parse(options.body), tool_choice: 'required', \
+         parallel_tool_calls: false }) } : options); })()",
+    );
+    let clock = json!([{"type": "function", "function": {"name": "clock", "parameters": {
+        "type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"], "additionalProperties": false}}}]);
+    let tools = json!(clock.to_string());
+    browser.eval(&format!(
+        "$('tools').value = {tools}; $('input').value = 'What time is it?'; $('input').focus()"
+    ));
+    browser.press_enter();
+    browser.wait_for("document.querySelector('.call summary')?.innerText === 'Call of clock'");
+    browser.wait_for("document.querySelector('.call code').innerText.includes('UTC')");
+    browser.check_sizes("call");
+
+    browser.wait_for("$('send').innerText === 'Send'");
+    let ask = "$('input').value = 'Tell me a story.'; $('input').focus()";
+    browser.eval(&format!(
+        "$('tools').value = ''; $('max_tokens').value = '2'; {ask}"
+    ));
+    browser.press_enter();
+    browser.wait_for("document.querySelector('.cut')?.innerText.includes('most tokens')");
+    // Tools that are none are named.
+    browser.wait_for("$('send').innerText === 'Send'");
+    browser.eval(&format!("$('tools').value = '['; {ask}"));
+    browser.press_enter();
+    browser.wait_for("document.querySelector('.error')?.innerText.includes('no JSON')");
     browser.check_quiet(&server.url);
 }
 
