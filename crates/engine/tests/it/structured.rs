@@ -9,7 +9,7 @@ use rocmforge_engine::{
     StopCause,
 };
 use rocmforge_gguf::TokenId;
-use rocmforge_grammar::{Grammar, Source, Vocabulary};
+use rocmforge_grammar::{Grammar, Preamble, Source, Vocabulary};
 use rocmforge_plan::SamplingParams;
 use rocmforge_testkit::schemas::schemas;
 use rocmforge_text::tokenizer::EncodeOptions;
@@ -221,6 +221,23 @@ fn constrained_rows_on_a_gpu_follow_their_grammar() {
         std::slice::from_ref(&free),
     );
     assert_eq!(answers[0].ids, cpu[0].ids);
+    // Text may come before that follows no grammar.
+    let end = fixture.loaded.tokenizer.token_id("</think>").unwrap();
+    let preamble = Preamble::new(&fixture.loaded.tokenizer, &["</think>"], &[]);
+    let number_after = fixture.constraint(&Source::Regex("[0-9]{3}-[a-c]".into()));
+    let thinks = Request {
+        constraint: number_after.map(|constraint| preamble.before(constraint)),
+        sampling: Arc::new(SamplingParams {
+            logit_bias: vec![(end, 100.0)],
+            ..SamplingParams::greedy()
+        }),
+        ..fixture.request("Once upon", 12)
+    };
+    let thinks = std::slice::from_ref(&thinks);
+    let on_cpu = run(&mut fixture.loaded.engine(&Fixture::config(2)), thinks);
+    assert_eq!(on_cpu[0].text.len(), "</think>123-a".len(), "{on_cpu:?}");
+    assert_eq!(on_cpu[0].ids[0], end);
+    assert_eq!(run(&mut engine, thinks), on_cpu);
     for answer in &answers[1..] {
         let (digits, letter) = answer.text.split_once('-').unwrap();
         assert!(digits.len() == 3 && digits.bytes().all(|b| b.is_ascii_digit()));
