@@ -99,7 +99,6 @@ pub(crate) struct Totals {
 
 /// Answers that are under way.
 pub(crate) struct Choices {
-    model: Arc<Served>,
     slots: Vec<Slot>,
     /// Updates that are to be read before the next event.
     ready: VecDeque<Update>,
@@ -109,6 +108,8 @@ pub(crate) struct Choices {
     prompt_done: Option<Instant>,
     totals: Totals,
     ticket: Ticket,
+    /// Dropped last: the others hold parts of it, and its memory counts as free when this is the last one.
+    model: Arc<Served>,
 }
 
 /// One answer.

@@ -22,7 +22,6 @@ const AHEAD: usize = 64;
 
 /// Texts that are under way.
 pub(crate) struct Embedding {
-    model: Arc<Served>,
     pooled: Pooled,
     ticket: Ticket,
     /// Those that the engine does not have yet.
@@ -35,6 +34,8 @@ pub(crate) struct Embedding {
     max_queue_time: Duration,
     started: Instant,
     totals: Totals,
+    /// Dropped last, as in [`super::choices::Choices`].
+    model: Arc<Served>,
 }
 
 impl Embedding {

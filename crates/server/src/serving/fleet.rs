@@ -328,11 +328,14 @@ impl Fleet {
 
     /// Has the model leave the memory when its engine fails.
     fn watch(self: &Arc<Fleet>, slot: &Arc<Slot>, served: &Arc<Served>) {
-        let (fleet, slot) = (Arc::clone(self), Arc::clone(slot));
+        // The engine keeps neither its model nor the server alive.
+        let (fleet, slot) = (Arc::downgrade(self), Arc::downgrade(slot));
         let (failed, runtime) = (Arc::downgrade(served), tokio::runtime::Handle::current());
         // Called on the engine's thread, which does not wait.
         served.engine.on_failure(move |failure| {
-            runtime.spawn(async move { fleet.lose(&slot, &failed, &failure).await });
+            if let (Some(fleet), Some(slot)) = (fleet.upgrade(), slot.upgrade()) {
+                runtime.spawn(async move { fleet.lose(&slot, &failed, &failure).await });
+            }
         });
     }
 

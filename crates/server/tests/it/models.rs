@@ -78,6 +78,15 @@ fn ask(model: &str) -> Value {
 }
 
 #[test]
+fn nothing_is_left_of_a_server_that_has_ended() {
+    let loads = Arc::new(Loads::default());
+    let server = TestServer::start(local(), vec![lazy("a", 1, &loads)]);
+    server.post(COMPLETIONS, &ask("a")).ok();
+    drop(server);
+    assert_eq!(loads.in_memory.lock().unwrap()[0].strong_count(), 0);
+}
+
+#[test]
 fn a_model_is_loaded_when_it_is_asked_for() {
     let loads = Arc::new(Loads::default());
     let offers = vec![forge_mini(small()), lazy("second", 1, &loads)];
