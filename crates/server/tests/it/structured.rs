@@ -180,6 +180,7 @@ fn other_apis_demand_calls_too() {
     let tool = tools()[0]["function"].clone();
     let body = json!({
         "max_tokens": 200,
+        "seed": 3,
         "messages": [{"role": "user", "content": "The weather?"}],
         "tools": [{"name": "weather", "input_schema": tool["parameters"]}],
         "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": true},
@@ -190,6 +191,7 @@ fn other_apis_demand_calls_too() {
     check_weather(&reply["content"][0]["input"].to_string());
     let body = json!({
         "max_output_tokens": 200,
+        "seed": 3,
         "input": "The weather?",
         "tools": [{"type": "function", "name": "weather", "parameters": tool["parameters"]}],
         "tool_choice": {"type": "function", "name": "weather"},
