@@ -98,6 +98,18 @@ impl Wrap {
     }
 }
 
+/// Breaks one line at words. Further lines are indented by two columns more than the first.
+pub fn hanging(line: &str, width: usize) -> String {
+    let text = line.trim_start_matches(' ');
+    let indent = line.len() - text.len();
+    let mut wrap = Wrap::default();
+    // The first line is narrower by the hanging indent, so that one width fits all.
+    let width = width.saturating_sub(indent + 2).max(1);
+    let broken = wrap.push(text, Some(width)) + &wrap.end(Some(width));
+    let joint = format!("\n{}", " ".repeat(indent + 2));
+    " ".repeat(indent) + &broken.replace('\n', &joint)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,5 +168,14 @@ mod tests {
         let mut wrap = Wrap::default();
         let text = "a ".repeat(100);
         assert_eq!(wrap.push(&text, None) + &wrap.end(None), text);
+    }
+
+    #[test]
+    fn indents_further_lines() {
+        assert_eq!(
+            hanging("  note: operations are timed", 16),
+            "  note:\n    operations\n    are timed"
+        );
+        assert_eq!(hanging("short", 16), "short");
     }
 }

@@ -7,12 +7,36 @@ use rocmforge_profile::schema::{
 use rocmforge_profile::stats::Summary;
 
 use crate::output::{self, Out};
+use crate::wrap;
 
 /// Rows per table; the rest is summed up.
 const MAX_ROWS: usize = 16;
 
+/// Columns of the tables of operations, and those that narrow terminals leave out, first the first.
+const HEAD: [&str; 11] = [
+    "",
+    "calls",
+    "ms",
+    "share",
+    "p50 us",
+    "p95 us",
+    "MB",
+    "Mop",
+    "of reads",
+    "of ops",
+    "waits for",
+];
+const OPTIONAL: [&str; 6] = ["Mop", "MB", "p95 us", "of ops", "p50 us", "calls"];
+
+/// Characters of an operation's name that a table shows on a line at least.
+const NAME: usize = 32;
+
 pub fn print(profile: &Profile, out: &mut Out) -> Result<()> {
-    let mut text = Text(out);
+    let width = match out.is_terminal() {
+        true => wrap::terminal_width(&std::io::stdout()),
+        false => None,
+    };
+    let mut text = Text { out, width };
     text.head(profile)?;
     text.ttft(profile)?;
     for phase in &profile.phases {
@@ -26,11 +50,19 @@ pub fn print(profile: &Profile, out: &mut Out) -> Result<()> {
     text.advice(profile)
 }
 
-struct Text<'a>(&'a mut Out);
+struct Text<'a> {
+    out: &'a mut Out,
+    /// Columns of the terminal; none: lines are not broken.
+    width: Option<usize>,
+}
 
 impl Text<'_> {
     fn line(&mut self, line: &str) -> Result<()> {
-        self.0.line(&output::for_terminal(line))
+        let line = output::for_terminal(line);
+        match self.width {
+            Some(width) => self.out.line(&wrap::hanging(&line, width)),
+            None => self.out.line(&line),
+        }
     }
 
     fn title(&mut self, title: &str) -> Result<()> {
@@ -129,20 +161,9 @@ impl Text<'_> {
     }
 
     fn rows(&mut self, what: &str, rows: &[OpRow]) -> Result<()> {
-        let head = [
-            what,
-            "calls",
-            "ms",
-            "share",
-            "p50 us",
-            "p95 us",
-            "MB",
-            "Mop",
-            "of reads",
-            "of ops",
-            "waits for",
-        ];
-        let mut table = vec![head.map(str::to_string)];
+        let mut head = HEAD.map(str::to_string);
+        head[0] = what.to_string();
+        let mut table = vec![head];
         for row in rows.iter().take(MAX_ROWS) {
             let share = |share: Option<f64>, is_above: bool| match share {
                 Some(share) if is_above => format!("{}*", percent(share)),
@@ -169,8 +190,9 @@ impl Text<'_> {
                 .to_string(),
             ]);
         }
-        for line in columns(&table) {
-            self.line(&format!("  {line}"))?;
+        for line in columns(&table, self.width.map(|width| width.saturating_sub(2))) {
+            self.out
+                .line(&format!("  {}", output::for_terminal(&line)))?;
         }
         let rest = rows.get(MAX_ROWS..).unwrap_or_default();
         if !rest.is_empty() {
@@ -316,30 +338,91 @@ fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
 }
 
-/// Aligns columns: the first and last left, numbers right.
-fn columns<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
-    let width = |i: usize| rows.iter().map(|row| row[i].chars().count()).max();
-    let widths: [usize; N] = std::array::from_fn(|i| width(i).unwrap_or(0));
-    let line = |row: &[String; N]| {
-        let cells = row.iter().zip(widths).enumerate();
-        let cells = cells.map(|(i, (cell, width))| match i == 0 || i + 1 == N {
-            true => format!("{cell:<width$}"),
-            false => format!("{cell:>width$}"),
-        });
-        let cells: Vec<String> = cells.collect();
-        cells.join("  ").trim_end().to_string()
-    };
-    rows.iter().map(line).collect()
+/// Aligns columns: the first and last left, numbers right. If they are wider than `width`, optional columns are left out, and
+/// names continue on further lines.
+fn columns(rows: &[[String; HEAD.len()]], width: Option<usize>) -> Vec<String> {
+    let widths: [usize; HEAD.len()] = std::array::from_fn(|i| {
+        let cells = rows.iter().map(|row| row[i].chars().count());
+        cells.max().unwrap_or(0)
+    });
+    let mut shown: Vec<usize> = (1..HEAD.len()).collect();
+    let beside_name = |shown: &[usize]| shown.iter().map(|i| 2 + widths[*i]).sum::<usize>();
+    let mut name_width = widths[0];
+    if let Some(width) = width {
+        for name in OPTIONAL {
+            if width >= beside_name(&shown) + widths[0].min(NAME) {
+                break;
+            }
+            shown.retain(|i| HEAD[*i] != name);
+        }
+        let rest = width.saturating_sub(beside_name(&shown));
+        name_width = name_width.min(rest.max(NAME));
+    }
+    let mut lines = Vec::new();
+    for row in rows {
+        let name = wrap::hanging(&row[0], name_width);
+        let mut names = name.lines();
+        let mut line = format!("{:<name_width$}", names.next().unwrap_or(""));
+        for i in &shown {
+            let (cell, width) = (&row[*i], widths[*i]);
+            line += &match *i + 1 == HEAD.len() {
+                true => format!("  {cell:<width$}"),
+                false => format!("  {cell:>width$}"),
+            };
+        }
+        lines.push(line.trim_end().to_string());
+        lines.extend(names.map(str::to_string));
+    }
+    lines
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn rows(names: &[&str]) -> Vec<[String; HEAD.len()]> {
+        let mut rows = vec![HEAD.map(str::to_string)];
+        for name in names {
+            let mut row = HEAD.map(|_| "1.5".to_string());
+            row[0] = name.to_string();
+            row[HEAD.len() - 1] = "memory".to_string();
+            rows.push(row);
+        }
+        rows
+    }
+
     #[test]
     fn columns_fit_their_widest_cell() {
-        let rows = [["op", "ms", ""], ["matmul", "1.5", "memory"]];
-        let rows = rows.map(|row| row.map(str::to_string));
-        assert_eq!(columns(&rows), ["op       ms", "matmul  1.5  memory"]);
+        assert_eq!(
+            columns(&rows(&["matmul"]), None),
+            [
+                "        calls   ms  share  p50 us  p95 us   MB  Mop  of reads  of ops  waits for",
+                "matmul    1.5  1.5    1.5     1.5     1.5  1.5  1.5       1.5     1.5  memory",
+            ]
+        );
+    }
+
+    #[test]
+    fn columns_fit_the_terminal() {
+        let name = "matmuls attn_q+attn_k+attn_v Q4_K+Q4_K+Q6_K [256+128+128, 256]";
+        let rows = rows(&[name, "rope [256]"]);
+        for width in [60, 78, 100, 118] {
+            let lines = columns(&rows, Some(width));
+            assert!(lines.iter().all(|line| line.len() <= width), "{lines:#?}");
+            assert!(
+                lines[0].ends_with("of reads  waits for") || width > 60,
+                "{lines:#?}"
+            );
+        }
+        assert_eq!(
+            columns(&rows, Some(60)),
+            [
+                "                                   ms  share  of reads  waits for",
+                "matmuls attn_q+attn_k+attn_v      1.5    1.5       1.5  memory",
+                "  Q4_K+Q4_K+Q6_K [256+128+128,",
+                "  256]",
+                "rope [256]                        1.5    1.5       1.5  memory",
+            ]
+        );
     }
 }
