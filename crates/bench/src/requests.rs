@@ -99,6 +99,11 @@ impl Requests {
         Ok(requests)
     }
 
+    /// Returns the most tokens of a step.
+    pub fn max_step_tokens(&self) -> usize {
+        self.server.max_step_tokens()
+    }
+
     pub fn backend_info(&self) -> &BackendInfo {
         self.server.backend_info()
     }

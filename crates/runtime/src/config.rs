@@ -21,7 +21,8 @@ pub struct EngineConfig {
     /// Page size: tokens per KV-cache block; 16, 32 or 64.
     pub page: usize,
     pub kv_type: KvType,
-    /// Tokens per step. Longer prompts are prefilled in chunks of this size.
+    /// Tokens per step. Longer prompts are prefilled in chunks of this size. On a GPU whose memory is scarce, chunks of more
+    /// than 512 tokens get smaller.
     pub max_batch_tokens: usize,
     /// How long a step should take at most while sequences generate: it takes fewer tokens of prompts then, but at least a
     /// page of them. `None` lets prompts fill each step.
@@ -48,7 +49,7 @@ impl EngineConfig {
     pub fn on(self, device: Device) -> EngineConfig {
         let (max_batch_tokens, steps_in_flight) = match device {
             Device::Cpu => (256, 1),
-            Device::Gpu(_) => (512, 2),
+            Device::Gpu(_) => (2048, 2),
         };
         EngineConfig {
             device,

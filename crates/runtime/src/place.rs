@@ -73,6 +73,43 @@ pub(crate) fn place(
     })
 }
 
+/// Tokens of a step that a GPU computes in any case.
+const FEWEST_STEP_TOKENS: usize = 512;
+
+/// The buffers of larger steps take at most this part of a GPU's free memory, so that weights and KV cache keep the rest.
+const STEP_PART: u64 = 16;
+
+/// Returns `config` with fewer tokens per step where the buffers of a step would take memory that the weights or the KV cache
+/// on `gpu` need.
+///
+/// # Errors
+/// Device errors.
+pub(crate) fn with_step_that_fits(
+    gpu: &Gpu,
+    model: &Model,
+    config: &EngineConfig,
+) -> Result<EngineConfig, RuntimeError> {
+    Ok(with_step_for(gpu, model, config, Memory::of(gpu)?))
+}
+
+fn with_step_for(gpu: &Gpu, model: &Model, config: &EngineConfig, memory: Memory) -> EngineConfig {
+    let mut config = config.clone();
+    while config.max_batch_tokens > FEWEST_STEP_TOKENS && !model.plan.looks_ahead() {
+        let planner = Planner {
+            gpu,
+            model,
+            config: &config,
+            plan: model.compiled_plan(config.fusion),
+            memory,
+        };
+        if planner.has_room_for_steps() {
+            break;
+        }
+        config.max_batch_tokens = FEWEST_STEP_TOKENS.max(config.max_batch_tokens / 2);
+    }
+    config
+}
+
 /// Free bytes of both memories.
 #[derive(Debug, Clone, Copy)]
 struct Memory {
@@ -226,6 +263,16 @@ impl Planner<'_> {
                 machine: None,
             }),
         }
+    }
+
+    /// Whether the whole model fits on the GPU with the usual context, and the buffers of a step take little of its memory.
+    fn has_room_for_steps(&self) -> bool {
+        // What the kernels do not support is an error elsewhere.
+        let Ok(Budgets { gpu: Some(gpu), .. }) = self.budgets(&Place::Gpu) else {
+            return false;
+        };
+        let n_tokens = limits::cache_tokens(self.config, self.config.usual_ctx(self.model));
+        gpu.step_bytes <= self.memory.gpu / STEP_PART && gpu.fits(n_tokens, self.config.page)
     }
 
     /// Resolves the limits of `place`.

@@ -102,6 +102,7 @@ type Made = (Box<dyn Backend>, (Placed, usize));
 /// Builds the backend of [`on_gpu`] on the device's thread.
 fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, RuntimeError> {
     let device = gpu.open()?;
+    let config = &place::with_step_that_fits(&device, model, config)?;
     let place = || place::place(&device, model, config, gpu.offload);
     let mut placed = place()?;
     let placement = match &placed.place {

@@ -25,8 +25,8 @@ const QUICK_PROMPTS: [usize; 2] = [8, 16];
 const QUICK_BATCHES: [usize; 2] = [1, 2];
 const QUICK_N_GEN: usize = 2;
 
-/// Prompt tokens per step on a GPU, as in serving.
-const GPU_CHUNK_TOKENS: usize = 512;
+/// Prompt tokens per step on a GPU, as in serving where memory is not scarce.
+const GPU_CHUNK_TOKENS: usize = 2048;
 const PAGE: usize = 32;
 
 pub(super) fn cases(effort: Effort, subject: Subject<'_>) -> Vec<Case> {

@@ -57,7 +57,7 @@ pub struct Measured {
     /// The steps that the engine took in a run.
     pub steps: Vec<BatchShape>,
     /// Tokens of a step at most.
-    pub max_batch_tokens: usize,
+    pub max_step_tokens: usize,
 }
 
 impl Measured {
@@ -77,7 +77,6 @@ impl Measured {
 /// An engine for tests that differ in their tokens only.
 pub struct Bench {
     requests: Requests,
-    max_batch_tokens: usize,
     device: Device,
     is_gpu_wrong: bool,
 }
@@ -115,7 +114,6 @@ impl Bench {
         let config = settled(config, requests.backend_info());
         Ok(Bench {
             requests,
-            max_batch_tokens: config.max_batch_tokens,
             device: config.device,
             is_gpu_wrong: matches!(
                 not_on_gpu,
@@ -152,7 +150,7 @@ impl Bench {
             samples: Vec::new(),
             other_load: None,
             steps: Vec::new(),
-            max_batch_tokens: self.max_batch_tokens,
+            max_step_tokens: self.requests.max_step_tokens(),
         };
         let workload = Workload {
             n_prompt: test.n_prompt,

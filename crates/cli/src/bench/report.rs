@@ -122,7 +122,7 @@ impl Record {
             model_size: inspect::weight_bytes(&subject.file.gguf),
             model_n_params: inspect::n_parameters(&subject.file.gguf),
             n_batch: test.n_seqs,
-            n_ubatch: measured.max_batch_tokens,
+            n_ubatch: measured.max_step_tokens,
             n_threads: test.n_threads,
             cpu_mask: "0x0",
             cpu_strict: false,

@@ -219,6 +219,11 @@ impl Handle {
         self.shared.intake.limits.n_ctx
     }
 
+    /// Returns the most tokens of a step.
+    pub fn max_step_tokens(&self) -> usize {
+        self.shared.intake.limits.max_tokens
+    }
+
     /// Returns the tokens of a block of the KV cache.
     pub fn block_tokens(&self) -> usize {
         self.shared.block_tokens

@@ -87,6 +87,7 @@ pub(super) fn on_gpu(
     memory: Memory,
 ) -> Result<Fit, RuntimeError> {
     limits::check(model, config)?;
+    let config = &super::with_step_for(gpu, model, config, memory);
     let planner = Planner {
         gpu,
         model,

@@ -77,6 +77,52 @@ fn config(n_ctx: Option<usize>) -> EngineConfig {
     }
 }
 
+/// A step is as large as set where memory is plenty, and smaller where its buffers would take more than a sixteenth of it or
+/// the room of the KV cache.
+#[test]
+fn steps_shrink_where_memory_is_scarce() {
+    let Some(gpu) = gpu() else {
+        return;
+    };
+    let model = embedded();
+    let of = |max_batch_tokens, n_ctx| EngineConfig {
+        max_batch_tokens,
+        ..config(Some(n_ctx))
+    };
+    let memory = |free| Memory {
+        gpu: free,
+        machine: None,
+        is_shared: false,
+    };
+    let tokens = |config: &EngineConfig, free| {
+        with_step_for(&gpu, &model, config, memory(free)).max_batch_tokens
+    };
+    let budget = |config: &EngineConfig| {
+        let budgets = planner(&gpu, &model, config, memory(GIB)).budgets(&Place::Gpu);
+        budgets.unwrap().gpu.unwrap()
+    };
+    let usual = of(2048, 256);
+    let sixteen = |n| 16 * budget(&of(n, 256)).step_bytes;
+    for (free, expected) in [
+        (64 * GIB, 2048),
+        (sixteen(2048), 2048),
+        (sixteen(2048) - 1, 1024),
+        (sixteen(1024), 1024),
+        (sixteen(1024) - 1, 512),
+        (MIB, 512),
+    ] {
+        assert_eq!(tokens(&usual, free), expected, "{free} bytes");
+    }
+    // A long context comes first.
+    let long = of(2048, 1 << 20);
+    let needed = budget(&long).required_bytes(1 << 20, long.page);
+    assert!(needed > sixteen(2048));
+    assert_eq!(tokens(&long, needed), 2048);
+    assert_eq!(tokens(&long, needed - 1), 1024);
+    // What is set below the fewest stays.
+    assert_eq!(tokens(&of(300, 256), MIB), 300);
+}
+
 /// Returns the bytes that the CPU reads for its operations, and the cost of crossings.
 fn cpu_bytes(planner: &Planner<'_>, candidate: Candidate, n_ctx: usize) -> u64 {
     let cost = PlanCost {
