@@ -29,7 +29,7 @@ const HEAD: [&str; 11] = [
 const OPTIONAL: [&str; 6] = ["Mop", "MB", "p95 us", "of ops", "p50 us", "calls"];
 
 /// Characters of an operation's name that a table shows on a line at least.
-const NAME: usize = 32;
+const NAME: usize = 24;
 
 pub fn print(profile: &Profile, out: &mut Out) -> Result<()> {
     let width = match out.is_terminal() {
@@ -360,7 +360,10 @@ fn columns(rows: &[[String; HEAD.len()]], width: Option<usize>) -> Vec<String> {
     }
     let mut lines = Vec::new();
     for row in rows {
-        let name = wrap::hanging(&row[0], name_width);
+        let name = match row[0].chars().count() > name_width {
+            true => wrap::hanging(&row[0], name_width),
+            false => row[0].clone(),
+        };
         let mut names = name.lines();
         let mut line = format!("{:<name_width$}", names.next().unwrap_or(""));
         for i in &shown {
@@ -417,11 +420,12 @@ mod tests {
         assert_eq!(
             columns(&rows, Some(60)),
             [
-                "                                   ms  share  of reads  waits for",
-                "matmuls attn_q+attn_k+attn_v      1.5    1.5       1.5  memory",
-                "  Q4_K+Q4_K+Q6_K [256+128+128,",
-                "  256]",
-                "rope [256]                        1.5    1.5       1.5  memory",
+                "                              ms  share  of reads  waits for",
+                "matmuls                      1.5    1.5       1.5  memory",
+                "  attn_q+attn_k+attn_v",
+                "  Q4_K+Q4_K+Q6_K",
+                "  [256+128+128, 256]",
+                "rope [256]                   1.5    1.5       1.5  memory",
             ]
         );
     }
