@@ -53,7 +53,7 @@ pub use operands::{ActFormat, Activation, Acts, ActsBuffer, ExpertMatrices, Matr
 pub use pinned::Pinned;
 pub use roofline::{Factors, MatrixStep, matrix_ops, multiply_all, read_all, read_bandwidth};
 pub use self_test::{SelfTest, self_test};
-pub use step::{SeqRows, Step};
+pub use step::{KeptState, SeqRows, SeqState, States, Step};
 pub use trace::{KernelTime, Trace, n_traced};
 pub use tune::{Decided, Trial, Work, choose};
 pub use tuning::{BlockOrder, Choice, MatmulTiles, NoTuning, Shape, Tuning, tuning_key};

@@ -24,6 +24,58 @@ layout!(SeqRows {
     pad
 });
 
+/// Where the state of a sequence is, as kernels read it (`SeqState` in `kernels/recurrent.h`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+pub struct SeqState {
+    /// The slot that holds it after the step.
+    pub slot: u32,
+    /// The slot that holds it before; [`SeqState::EMPTY`] if it is zeros.
+    pub start: u32,
+    /// The first of its copies in [`States::kept`].
+    pub first_kept: u32,
+    pub n_kept: u32,
+}
+
+impl SeqState {
+    /// In place of the slot of a state that is zeros.
+    pub const EMPTY: u32 = u32::MAX;
+    /// Of unused entries of a smaller step.
+    pub const UNUSED: SeqState = SeqState {
+        slot: SeqState::EMPTY,
+        start: SeqState::EMPTY,
+        first_kept: 0,
+        n_kept: 0,
+    };
+}
+
+layout!(SeqState {
+    slot,
+    start,
+    first_kept,
+    n_kept
+});
+
+/// A copy of a state on the way, as kernels read it (`KeptState` in `kernels/recurrent.h`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+pub struct KeptState {
+    /// Rows of the sequence in this step that come before.
+    pub n_rows: u32,
+    pub slot: u32,
+}
+
+layout!(KeptState { n_rows, slot });
+
+/// Where the states of a step's sequences are, in device memory. No sequence reads or writes a slot that another writes.
+#[derive(Clone, Copy)]
+pub struct States<'a> {
+    /// `[n_seqs]`.
+    pub seqs: Slice<'a, SeqState>,
+    /// The copies of each sequence, by ascending rows; one sequence after the other.
+    pub kept: Slice<'a, KeptState>,
+}
+
 /// A step in device memory. All steps of a size use the same addresses, so that a step can be a graph.
 #[derive(Clone, Copy)]
 pub struct Step<'a> {

@@ -8,9 +8,11 @@ use super::group::BatchKernels;
 use super::half::{GemmHalves, HalfActsKernels};
 use super::heads::HeadsKernels;
 use super::kv_move::KvMoveKernels;
+use super::linear_layer::LinearLayerKernels;
 use super::mask::MaskKernels;
 use super::mxfp6::Mxfp6Kernels;
 use super::norm::NormKernels;
+use super::recurrent::RecurrentKernels;
 use super::rope_kv::RopeKvKernels;
 use super::routing::ExpertsKernels;
 use super::rows::RowsKernels;
@@ -67,10 +69,12 @@ modules! {
         experts: ExpertsKernels,
         half_acts: HalfActsKernels,
         heads: HeadsKernels,
+        linear_layer: LinearLayerKernels,
         mask: MaskKernels,
         mma: TileKernels,
         mxfp6: Mxfp6Kernels,
         norm: NormKernels,
+        recurrent: RecurrentKernels,
         sample: SampleKernels,
         sample_all: SampleAllKernels,
         selftest: SelfTestKernels,

@@ -12,10 +12,12 @@ mod heads;
 mod jobs;
 mod kernels;
 mod kv_move;
+mod linear_layer;
 mod mask;
 mod mxfp6;
 mod norm;
 mod products;
+mod recurrent;
 mod rope_kv;
 mod routing;
 mod rows;
@@ -41,12 +43,17 @@ pub use heads::{check_split, join_heads, quantize_heads};
 pub use jobs::{Gated, Product};
 pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
+pub use linear_layer::{
+    ConvPart, GroupNorm, HeadFactors, linear_decode, linear_inputs, takes_decode, takes_factor,
+    takes_group,
+};
 pub use mask::{forbid, mask_words};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{
     add_rms_norm_quantize, check_values, layer_norm, quantize, rms_norm, rms_norm_quantize,
 };
 pub use products::{ExpertGated, expert_gated_products, expert_products, gated_products, products};
+pub use recurrent::{Conv, causal_conv, check_linear_heads, linear_attention};
 pub(crate) use rope_kv::check_append;
 pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, Rotation, kv_append, rope, rope_kv};
 pub use routing::{

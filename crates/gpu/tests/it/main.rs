@@ -27,6 +27,7 @@ mod matvec;
 mod mma;
 mod mxfp6;
 mod norm;
+mod recurrent;
 mod roofline;
 mod rope_kv;
 mod routing;

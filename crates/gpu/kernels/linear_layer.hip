@@ -1,0 +1,175 @@
+// What layers of linear attention do before and after it, in few launches: with one row per sequence, the time of a step is
+// mostly that of starting launches.
+//
+// linear_inputs:     the convolution of x, silu, and its parts, queries, keys and values, those with a norm divided by the
+//                    root of their mean square, times its weights; beta = f(beta), decay = rate * softplus(decay).
+// linear_decode_*:   linear attention of one row per sequence, a norm of each head, times silu(gate).
+//
+// The shapes are those of recurrent.hip. Sums are in f32, over a thread's values, then over the threads in a fixed order.
+#include "activation.h"
+#include "recurrent.h"
+#include "team.h"
+
+// ---------------------------------------------------------------------------------------------- before
+// A team of 32 lanes has a group of values of a part, at most 128, or 32 heads, of some rows of a sequence. The teams with
+// the first rows, which alone read the old state, write the new ones. No shared memory.
+constexpr u32 INPUT_THREADS = 256;
+
+// Neighbouring values of the convolution's output.
+struct InputPart {
+    // The weights of its norm, [group]; may be missing.
+    const float* norm;
+    float* out;
+    u32 first;
+    u32 width;
+    // Values that belong together.
+    u32 group;
+    float eps;
+    FIELDS(norm, out, first, width, group, eps)
+};
+
+struct InputsParams {
+    Conv conv;
+    InputPart parts[3];
+    const float* beta;
+    const float* decay;
+    const float* rate;
+    float* beta_out;
+    float* decay_out;
+    u32 n_heads;
+    // Whether f is softplus, not the sigmoid.
+    u32 softplus_beta;
+    FIELDS(conv, parts, beta, decay, rate, beta_out, decay_out, n_heads, softplus_beta)
+};
+
+KERNEL(linear_inputs, InputsParams, INPUT_THREADS) {
+    const SeqRows seq = p.conv.seqs[bid_z()];
+    const u32 first = bid_y() * p.conv.n_block_rows, n_rows = uniform(seq.n_rows);
+    if (first >= n_rows) return;
+    const u32 of_team = tid() % TEAM;
+    // The team's number among those of its part, or among those of heads.
+    u32 team = bid_x() * (INPUT_THREADS / TEAM) + tid() / TEAM;
+    InputPart part = {};
+    bool has_part = false;
+#pragma unroll
+    for (u32 i = 0; i < 3; i++) {
+        const InputPart& next = p.parts[i];
+        const u32 n_teams = div_up(next.width, next.group);
+        const bool is_it = !has_part && team < n_teams;
+        part.norm = choose_loaded(is_it, part.norm, next.norm);
+        part.out = choose_loaded(is_it, part.out, next.out);
+        part.first = choose_loaded(is_it, part.first, next.first);
+        part.width = choose_loaded(is_it, part.width, next.width);
+        part.group = choose_loaded(is_it, part.group, next.group);
+        part.eps = is_it ? next.eps : part.eps;
+        if (!has_part && !is_it) team -= n_teams;
+        has_part = has_part || is_it;
+    }
+    const u32 of_part = team * part.group + of_team * QUAD;
+    const u32 end = min_of(part.width, (team + 1) * part.group);
+    const bool has_quad = has_part && of_part < end;
+    const ConvQuad quad = {p.conv, seq, p.conv.places[bid_z()], part.first + of_part, part.first + end};
+    const u32 head = team * TEAM + of_team;
+    const bool has_head = !has_part && head < p.n_heads;
+    for (u32 row = first; row < min_of(first + p.conv.n_block_rows, n_rows); row++) {
+        const u64 of_step = seq.first_row + row;
+        Quad x = {};
+        if (has_quad) x = quad.output(row);
+        float squares = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) {
+            x.v[i] = silu(x.v[i]);
+            squares = fma(x.v[i], x.v[i], squares);
+        }
+        squares = group_reduce<Sum, TEAM>(squares);
+        if (has_quad) {
+            if (part.norm) {
+                const float scale = 1.0f / sqrt_of(squares / (float)part.group + part.eps);
+                const Quad norm = load_quad(part.norm, of_team * QUAD, part.group, p.conv.aligned);
+#pragma unroll
+                for (u32 i = 0; i < QUAD; i++) x.v[i] = x.v[i] * scale * norm.v[i];
+            }
+            store_quad(part.out + of_step * part.width, of_part, end, p.conv.aligned, x);
+        }
+        if (has_head) {
+            const u64 at = of_step * p.n_heads + head;
+            const float beta = p.beta[at], decay = softplus(p.decay[at]) * p.rate[head];
+            p.beta_out[at] = p.softplus_beta ? softplus(beta) : 1.0f / (1.0f + exp_of(-beta));
+            p.decay_out[at] = decay;
+        }
+    }
+    if (first == 0 && has_quad) quad.keep_all();
+}
+
+// ---------------------------------------------------------------------------------------------- one row
+// A block has the state of a head of a sequence, whose columns are at most 512 / LANES.
+constexpr u32 THREADS = 512;
+
+struct DecodeParams {
+    const float* q;
+    const float* k;
+    const float* v;
+    const float* decay;
+    const float* beta;
+    // The weights of the norm, [v_dim].
+    const float* norm;
+    const float* gate;
+    float* states;
+    float* out;
+    const SeqRows* seqs;
+    const SeqState* places;
+    const KeptState* kept;
+    LinearShape shape;
+    float eps;
+    u32 pad;
+    FIELDS(q, k, v, decay, beta, norm, gate, states, out, seqs, places, kept, shape, eps, pad)
+};
+
+template <u32 LANES> DEV void linear_decode(const DecodeParams& p) {
+    constexpr u32 WIDTH = Column<LANES>::KEY_WIDTH;
+    SHARED(float, k, WIDTH);
+    SHARED(float, q, WIDTH);
+    SHARED(float, part, THREADS / WARP_SIZE);
+    const LinearShape& shape = p.shape;
+    if (uniform(p.seqs[bid_y()].n_rows) == 0) return;
+    const u64 row = p.seqs[bid_y()].first_row;
+    const SeqState place = p.places[bid_y()];
+    const u32 head = bid_x();
+
+    Column<LANES> state;
+    const u32 column = state.of_block;
+    if (place.start != NO_SLOT)
+        state.each(shape, p.states, place.start, head, column, [&](u32 i, const float* from) { state.s[i] = *from; });
+    const u64 key = (row * shape.n_k_heads + shape.key_head(head)) * shape.k_dim;
+    for (u32 i = tid(); i < WIDTH; i += THREADS) {
+        k[i] = i < shape.k_dim ? p.k[key + i] : 0.0f;
+        q[i] = i < shape.k_dim ? p.q[key + i] : 0.0f;
+    }
+    const u64 of_head = row * shape.n_heads + head, at = of_head * shape.v_dim + column;
+    const bool has_value = column < shape.v_dim;
+    const float v = has_value ? p.v[at] : 0.0f;
+    const float factor = exp_of(p.decay[of_head]), beta = p.beta[of_head];
+    auto keep = [&](u32 slot) {
+        state.each(shape, p.states, slot, head, column, [&](u32 i, float* to) { *to = state.s[i]; });
+    };
+    // Copies after no row come first.
+    u32 n_done = 0;
+    for (; n_done < place.n_kept && p.kept[place.first_kept + n_done].n_rows == 0; n_done++)
+        keep(p.kept[place.first_kept + n_done].slot);
+    barrier();
+    const float known = state.sum(shape.delta ? state.product(k) : 0.0f);
+    const float out = state.sum(state.change(k, q, factor, beta * (v - factor * known)));
+    keep(place.slot);
+    for (; n_done < place.n_kept; n_done++) keep(p.kept[place.first_kept + n_done].slot);
+
+    const bool writes = has_value && state.part == 0;
+    const float squares = block_reduce<Sum, THREADS>(writes ? out * out : 0.0f, part);
+    if (!writes) return;
+    const float scale = 1.0f / sqrt_of(squares / (float)shape.v_dim + p.eps);
+    p.out[at] = out * scale * p.norm[column] * silu(p.gate[at]);
+}
+
+KERNEL(linear_decode_1, DecodeParams, THREADS) { linear_decode<1>(p); }
+KERNEL(linear_decode_2, DecodeParams, THREADS) { linear_decode<2>(p); }
+KERNEL(linear_decode_4, DecodeParams, THREADS) { linear_decode<4>(p); }
+KERNEL(linear_decode_8, DecodeParams, THREADS) { linear_decode<8>(p); }

@@ -1,0 +1,294 @@
+//! What layers of linear attention do before and after it, in few launches (`kernels/linear_layer.hip`).
+
+use rocmforge_plan::{Activation, ConvForm, LinearHeads, LinearInputs, StateRule};
+
+use super::recurrent::{
+    Conv, ConvOperands, LinearShape, check_inputs, conv_operands, linear_shape, n_lanes,
+};
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::kernel::{Table, kernels, layout};
+use crate::memory::{Address, Slice};
+use crate::step::{KeptState, SeqRows, SeqState, States, Step};
+
+const INPUT_THREADS: usize = 256;
+/// Lanes that share a group of values.
+const TEAM: usize = 32;
+/// Values of a group: four for each lane.
+const MAX_GROUP: usize = 4 * TEAM;
+const THREADS: usize = 512;
+/// Threads of a column of the state of `linear_decode`.
+const MAX_LANES: usize = 8;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Part {
+    norm: Address,
+    out: Address,
+    first: u32,
+    width: u32,
+    group: u32,
+    eps: f32,
+}
+
+layout!(Part {
+    norm,
+    out,
+    first,
+    width,
+    group,
+    eps
+});
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct InputsParams {
+    conv: ConvOperands,
+    parts: [Part; 3],
+    beta: Address,
+    decay: Address,
+    rate: Address,
+    beta_out: Address,
+    decay_out: Address,
+    n_heads: u32,
+    softplus_beta: u32,
+}
+
+layout!(InputsParams {
+    conv,
+    parts,
+    beta,
+    decay,
+    rate,
+    beta_out,
+    decay_out,
+    n_heads,
+    softplus_beta
+});
+
+const _: () = assert!(size_of::<InputsParams>() == 224);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DecodeParams {
+    q: Address,
+    k: Address,
+    v: Address,
+    decay: Address,
+    beta: Address,
+    norm: Address,
+    gate: Address,
+    states: Address,
+    out: Address,
+    seqs: Table<SeqRows>,
+    places: Table<SeqState>,
+    kept: Table<KeptState>,
+    shape: LinearShape,
+    eps: f32,
+    pad: u32,
+}
+
+layout!(DecodeParams {
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    norm,
+    gate,
+    states,
+    out,
+    seqs,
+    places,
+    kept,
+    shape,
+    eps,
+    pad
+});
+
+const _: () = assert!(size_of::<DecodeParams>() == 136);
+
+kernels! {
+    struct LinearLayerKernels {
+        linear_inputs: InputsParams,
+        linear_decode_1: DecodeParams,
+        linear_decode_2: DecodeParams,
+        linear_decode_4: DecodeParams,
+        linear_decode_8: DecodeParams,
+    }
+}
+
+/// An RMS norm of groups of values: its weights, `[group]`, and its epsilon.
+#[derive(Clone, Copy)]
+pub struct GroupNorm<'a> {
+    pub weight: Slice<'a, f32>,
+    pub eps: f32,
+}
+
+/// Neighbouring values of the output of a convolution.
+#[derive(Clone, Copy)]
+pub struct ConvPart<'a> {
+    /// The first of them in a row.
+    pub first: usize,
+    pub norm: Option<GroupNorm<'a>>,
+    /// `[n_rows, width]`.
+    pub out: Slice<'a, f32>,
+}
+
+/// What becomes the factors of linear attention, each `[n_rows, n_heads]`.
+#[derive(Clone, Copy)]
+pub struct HeadFactors<'a> {
+    pub beta: Slice<'a, f32>,
+    pub decay: Slice<'a, f32>,
+    /// What multiplies the decay, `[n_heads]`.
+    pub rate: Slice<'a, f32>,
+    pub beta_out: Slice<'a, f32>,
+    pub decay_out: Slice<'a, f32>,
+}
+
+/// Whether [`linear_inputs`] takes a norm of groups of `n` values.
+pub fn takes_group(n: usize) -> bool {
+    (1..=MAX_GROUP).contains(&n)
+}
+
+/// Whether [`linear_inputs`] computes this factor of new values.
+pub fn takes_factor(activation: Activation) -> bool {
+    matches!(activation, Activation::Sigmoid | Activation::Softplus)
+}
+
+/// `part.out = norm(silu(conv(x)))` for each part, and `beta_out = f(beta)`, `decay_out = rate * softplus(decay)`, where `f`
+/// is sigmoid or softplus. The shapes and states are those of [`causal_conv`](super::causal_conv).
+///
+/// # Panics
+/// If the shapes do not match, [`takes_group`] or [`takes_factor`] is false, or the convolution is not plain.
+pub fn linear_inputs(
+    gpu: &Gpu,
+    (conv, x): (&Conv<'_>, Slice<'_, f32>),
+    parts: [ConvPart<'_>; 3],
+    (of_beta, factors): (Activation, HeadFactors<'_>),
+    (step, places): (&Step<'_>, &States<'_>),
+    states: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    assert_eq!(conv.form, ConvForm::Plain, "each value has an output");
+    assert!(takes_factor(of_beta), "{of_beta:?}");
+    let n_rows = step.n_rows();
+    let n_heads = factors.rate.len();
+    for values in [
+        factors.beta,
+        factors.decay,
+        factors.beta_out,
+        factors.decay_out,
+    ] {
+        assert_eq!(values.len(), n_rows * n_heads, "factors of heads");
+    }
+    let norms = parts.iter().filter_map(|part| part.norm);
+    let aligned: Vec<Slice<'_, f32>> = { parts.iter().map(|part| part.out) }
+        .chain(norms.map(|norm| norm.weight))
+        .collect();
+    let mut operands = conv_operands(gpu, conv, x, (step, places), (states, &aligned));
+    let parts = parts.map(|part| {
+        let width = part.out.len() / n_rows.max(1);
+        assert_eq!(part.out.len(), n_rows * width, "whole rows");
+        assert!(
+            part.first + width <= conv.width,
+            "values of the convolution"
+        );
+        let group = part.norm.map_or(MAX_GROUP, |norm| norm.weight.len());
+        assert!(takes_group(group), "groups of {group} values");
+        assert!(
+            part.norm.is_none() || width.is_multiple_of(group),
+            "whole groups"
+        );
+        operands.align_to([part.first, width, group]);
+        Part {
+            norm: part
+                .norm
+                .map_or(Address::NULL, |norm| norm.weight.address()),
+            out: part.out.address(),
+            first: part.first as u32,
+            width: width as u32,
+            group: group as u32,
+            eps: part.norm.map_or(0.0, |norm| norm.eps),
+        }
+    });
+    let params = InputsParams {
+        conv: operands,
+        parts,
+        beta: factors.beta.address(),
+        decay: factors.decay.address(),
+        rate: factors.rate.address(),
+        beta_out: factors.beta_out.address(),
+        decay_out: factors.decay_out.address(),
+        n_heads: n_heads as u32,
+        softplus_beta: u32::from(of_beta == Activation::Softplus),
+    };
+    let teams = parts.iter().map(|part| part.width.div_ceil(part.group));
+    let n_teams = teams.sum::<u32>() as usize + n_heads.div_ceil(TEAM);
+    let grid = [
+        n_teams.div_ceil(INPUT_THREADS / TEAM) as u32,
+        operands.n_row_blocks(step.max_rows_of_seq),
+        step.n_seqs() as u32,
+    ];
+    let kernel = &gpu.kernels().linear_layer.linear_inputs;
+    gpu.launch(kernel, grid, INPUT_THREADS as u32, 0, &params)
+}
+
+/// Whether [`linear_decode`] takes these heads.
+pub fn takes_decode(heads: &LinearHeads) -> bool {
+    let n_lanes = n_lanes(heads);
+    let padded = heads.v_dim.next_multiple_of(heads.columns());
+    n_lanes <= MAX_LANES && padded <= THREADS / n_lanes
+}
+
+/// `out = norm(linear_attention(inputs)) * silu(gate)` of one row per sequence, with a norm of each head: `gate` and `out`
+/// [n_rows, n_heads * v_dim]. The other shapes and states are those of [`linear_attention`](super::linear_attention).
+///
+/// # Panics
+/// If the shapes do not match, a sequence may have more rows, or [`takes_decode`] is false.
+pub fn linear_decode(
+    gpu: &Gpu,
+    (heads, rule): (&LinearHeads, StateRule),
+    inputs: LinearInputs<Slice<'_, f32>>,
+    (norm, gate): (GroupNorm<'_>, Slice<'_, f32>),
+    (step, places): (&Step<'_>, &States<'_>),
+    (states, out): (Slice<'_, f32>, Slice<'_, f32>),
+) -> Result<(), GpuError> {
+    check_inputs((heads, inputs), (step, places), (states, out));
+    assert_eq!(step.max_rows_of_seq, 1, "one row per sequence");
+    assert!(takes_decode(heads), "{heads:?}");
+    assert_eq!(gate.len(), out.len(), "gate has the shape of out");
+    assert_eq!(norm.weight.len(), heads.v_dim, "norm is [v_dim]");
+    let LinearInputs {
+        q,
+        k,
+        v,
+        decay,
+        beta,
+    } = inputs;
+    let params = DecodeParams {
+        q: q.address(),
+        k: k.address(),
+        v: v.address(),
+        decay: decay.address(),
+        beta: beta.address(),
+        norm: norm.weight.address(),
+        gate: gate.address(),
+        states: states.address(),
+        out: out.address(),
+        seqs: step.seqs.table(),
+        places: places.seqs.table(),
+        kept: places.kept.table(),
+        shape: linear_shape(gpu, (heads, rule), [q, k]),
+        eps: norm.eps,
+        pad: 0,
+    };
+    let kernels = &gpu.kernels().linear_layer;
+    let kernel = match n_lanes(heads) {
+        1 => &kernels.linear_decode_1,
+        2 => &kernels.linear_decode_2,
+        4 => &kernels.linear_decode_4,
+        _ => &kernels.linear_decode_8,
+    };
+    let grid = [heads.n_heads as u32, step.n_seqs() as u32, 1];
+    gpu.launch(kernel, grid, THREADS as u32, 0, &params)
+}
