@@ -32,7 +32,7 @@ Each architecture has small random models with the metadata of its released file
 - with llama.cpp, on the CPU in F32: for the models of `testkit/src/models/families` a logit of every position of
   prompts of 1, 33 and 130 tokens (with states up to 1,500), or logits of a prompt longer than the chunks or windows that llama.cpp fixes; for the
   others logits after 1, 17 and 300 tokens;
-- on an emulated GPU with the CPU. What keeps a state of each sequence runs on the CPU there.
+- on an emulated GPU with the CPU.
 
 Layers with states (convolutions, gated delta nets, Mamba-2) are named with heads of values / of keys × the values of a key ×
 those of a value.

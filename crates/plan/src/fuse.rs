@@ -11,8 +11,10 @@ use crate::weights::Weights;
 /// the products that were added to it.
 pub fn fuse_adds(mut plan: Plan) -> Plan {
     let mut fused: Vec<Op> = Vec::with_capacity(plan.ops.len());
+    let mut layers = Layers::of(&mut plan);
     for at in 0..plan.ops.len() {
         let op = plan.ops[at].clone();
+        layers.reach(at, fused.len());
         if let Op::Add { x, out } = op
             && out != x
             && is_dead(&plan.ops[at + 1..], x, plan.logits)
@@ -33,7 +35,30 @@ pub fn fuse_adds(mut plan: Plan) -> Plan {
         fused.push(op);
     }
     plan.ops = fused;
+    plan.layers = layers.after;
     share_buffers(plan)
+}
+
+/// The first operations of layers, before and after a rewrite.
+struct Layers {
+    before: std::iter::Peekable<std::vec::IntoIter<usize>>,
+    after: Vec<usize>,
+}
+
+impl Layers {
+    fn of(plan: &mut Plan) -> Layers {
+        Layers {
+            before: std::mem::take(&mut plan.layers).into_iter().peekable(),
+            after: Vec::new(),
+        }
+    }
+
+    /// Records that the rewrite has reached operation `at`, and has written `n_written` operations.
+    fn reach(&mut self, at: usize, n_written: usize) {
+        while self.before.next_if(|first| *first <= at).is_some() {
+            self.after.push(n_written);
+        }
+    }
 }
 
 /// Returns the index of the product stored in `x`, if the operations after it only add products to `x` and do not
@@ -78,14 +103,17 @@ pub enum Fusion {
 /// then never stored in a buffer.
 pub fn fuse_ops(mut plan: Plan, weights: &Weights) -> Plan {
     let ops = std::mem::take(&mut plan.ops);
+    let mut layers = Layers::of(&mut plan);
     let mut rest = &ops[..];
     while let Some((op, after)) = rest.split_first() {
+        layers.reach(ops.len() - rest.len(), plan.ops.len());
         let (fused, n) = norm_quantize(&plan, weights, rest)
             .or_else(|| products(&plan, rest))
             .unwrap_or_else(|| (op.clone(), 1));
         plan.ops.push(fused);
         rest = &after[n - 1..];
     }
+    plan.layers = layers.after;
     share_buffers(plan)
 }
 

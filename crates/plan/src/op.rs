@@ -579,6 +579,9 @@ impl Op {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub ops: Vec<Op>,
+    /// The first operation of each layer. Those before the first layer look tokens up; the last layer is followed by those
+    /// that compute the output.
+    pub layers: Vec<usize>,
     pub buffers: Vec<BufferInfo>,
     pub acts: Vec<ActsInfo>,
     /// Number of routings.

@@ -1,8 +1,8 @@
 //! Placement: which operations of a plan run on the CPU and which on the GPU.
 //!
 //! Consecutive operations on one side form a segment. Before a segment runs, the buffers that it reads and that the
-//! other side wrote last are copied over. Converted activations, routings and the KV cache are never copied, so their
-//! readers are on the same side as their writers.
+//! other side wrote last are copied over. Converted activations, routings, the KV cache and states are never copied, so
+//! their readers are on the same side as their writers.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -156,16 +156,15 @@ impl Placement {
     }
 
     /// Places the layers of `plan` as `split` says. What precedes the first layer, the embedding lookup, stays on the
-    /// CPU: it reads a few rows of a large table. So does what keeps states, for which there are no kernels on a GPU.
+    /// CPU: it reads a few rows of a large table.
     pub fn split(plan: &Plan, split: Split) -> Placement {
-        let first = match split.n_gpu_layers {
-            0 => plan.ops.len(),
-            n => first_of_layers(plan, n),
-        };
+        let starts = layer_starts(plan);
+        let n_cpu_layers = starts.len().saturating_sub(split.n_gpu_layers);
+        let first = starts.get(n_cpu_layers).copied();
+        let first = first.unwrap_or(plan.ops.len());
         let side = |(at, op): (usize, &Op)| match at < first {
             true => Side::Cpu,
             false if is_of_experts(plan, op) => split.experts,
-            false if op.state().is_some() => Side::Cpu,
             false => Side::Gpu,
         };
         Placement::new(plan, plan.ops.iter().enumerate().map(side).collect())
@@ -186,19 +185,22 @@ impl Placement {
         self.output
     }
 
-    /// Returns the number of layers whose cache is on `side`.
+    /// Returns the number of layers that begin on `side`.
     pub fn n_layers(&self, plan: &Plan, side: Side) -> usize {
-        let ops = plan.ops.iter().zip(&self.sides);
-        let own = ops.filter(|(op, own)| **own == side && matches!(op, Op::Attention { .. }));
-        own.count()
+        let layers = plan.layers.iter();
+        layers.filter(|&&first| self.sides[first] == side).count()
     }
 
     /// Returns the part of `plan` that runs on `side`. `plan` is the one this placement was made for.
     pub fn part(&self, plan: &Plan, side: Side) -> PlanPart {
         let own = |(op, own): (&Op, &Side)| (*own == side).then(|| op.clone());
         let ops = plan.ops.iter().zip(&self.sides).filter_map(own).collect();
+        let is_own = |at: &usize| self.sides[*at] == side;
+        let layers = plan.layers.iter().filter(|first| is_own(first));
+        let layers = layers.map(|first| (0..*first).filter(is_own).count());
         let mut part = Plan {
             ops,
+            layers: layers.collect(),
             ..plan.clone()
         };
         part.forget_unused();
@@ -244,67 +246,33 @@ pub fn is_of_experts(plan: &Plan, op: &Op) -> bool {
     op.routing().is_some() || op.reads().iter().chain(&op.writes()).any(of_choices)
 }
 
-/// Returns the index of the first operation of the last `n` layers with a cache, and of the layers whose caches they use.
-fn first_of_layers(plan: &Plan, n: usize) -> usize {
-    let starts = layer_starts(plan);
-    let mut first = starts[plan.kv.len().saturating_sub(n)];
-    loop {
-        let used = plan.ops[first..].iter().filter_map(Op::kv_layer);
-        match used.map(|layer| starts[layer]).min() {
-            Some(earlier) if earlier < first => first = earlier,
-            _ => return first,
-        }
-    }
-}
-
-/// Returns the buffers of which layers read parts, and that are written before the first layer only.
-fn inputs_of_layers(plan: &Plan) -> BTreeSet<BufferId> {
-    let is_append = |op: &Op| matches!(op, Op::KvAppend { .. });
-    let first = plan.ops.iter().position(is_append).unwrap_or(0);
-    let later = &plan.ops[first..];
-    let parts = later.iter().filter_map(|op| match op {
-        Op::CopyPart { x, .. } => Some(*x),
-        _ => None,
-    });
-    let is_written = |id: &BufferId| later.iter().any(|op| op.writes().contains(id));
-    parts.filter(|id| !is_written(id)).collect()
-}
-
-/// Returns the index of each layer's first operation: the last index, before the layer's cache is written, from which
-/// on only one earlier buffer (the residual stream) is used.
+/// Returns for each layer the index of the first operation of all that the layers from it on need: its own, or that of an
+/// earlier layer whose cache one of them uses.
 pub fn layer_starts(plan: &Plan) -> Vec<usize> {
-    let mut starts = vec![0; plan.kv.len()];
-    let of_all = inputs_of_layers(plan);
-    // Layers whose append has been passed (going backwards) and whose start has not been found.
-    let mut open = Vec::new();
-    let mut buffers = BTreeSet::from([plan.logits]);
-    let mut acts = BTreeSet::new();
-    let mut routings = BTreeSet::new();
-    for (at, op) in plan.ops.iter().enumerate().rev() {
-        for written in op.writes() {
-            buffers.remove(&written);
+    let n_layers = plan.layers.len();
+    let layer_of = |at: usize| plan.layers.partition_point(|first| *first <= at);
+    // The layer that writes each cache.
+    let mut homes = vec![n_layers; plan.kv.len()];
+    // The earliest layer whose cache each layer uses.
+    let mut uses: Vec<usize> = (0..n_layers).collect();
+    for (at, op) in plan.ops.iter().enumerate() {
+        let (Some(cache), Some(layer)) = (op.kv_layer(), layer_of(at).checked_sub(1)) else {
+            continue;
+        };
+        if let Op::KvAppend { .. } = op {
+            homes[cache] = layer;
         }
-        if let Some(written) = op.acts_written() {
-            acts.remove(&written);
-        }
-        buffers.extend(op.reads().into_iter().filter(|id| !of_all.contains(id)));
-        acts.extend(op.acts_read());
-        routings.extend(op.routing());
-        if let Op::Route { out, .. } = op {
-            routings.remove(out);
-        }
-        if let Op::KvAppend { layer, .. } = op {
-            open.push(*layer);
-        }
-        if buffers.len() == 1 && acts.is_empty() && routings.is_empty() {
-            for layer in open.drain(..) {
-                starts[layer] = at;
-            }
-            // Layers without a cache belong to the one before them, and those before the first one to the first.
-            if let Some(first) = starts.first_mut().filter(|_| !plan.states.is_empty()) {
-                *first = at.max(1);
-            }
-        }
+        uses[layer] = uses[layer].min(homes[cache]);
+    }
+    for layer in (1..n_layers).rev() {
+        uses[layer - 1] = uses[layer - 1].min(uses[layer]);
+    }
+    let mut starts: Vec<usize> = Vec::with_capacity(n_layers);
+    for (layer, &used) in uses.iter().enumerate() {
+        starts.push(match used < layer {
+            true => starts[used],
+            false => plan.layers[layer],
+        });
     }
     starts
 }

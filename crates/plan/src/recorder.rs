@@ -91,6 +91,8 @@ pub struct Recorder {
     converted: HashMap<BufferId, Vec<(Form, ActsId)>>,
     /// Low-rank products that no later operation has needed so far.
     pending: Vec<LowRank>,
+    /// The first operation of each layer.
+    layers: Vec<usize>,
 }
 
 /// `out += b (a x)`.
@@ -404,6 +406,12 @@ impl Recorder {
         self.pending.push(LowRank { x, a, rank, b, out });
     }
 
+    /// Begins a layer: what is recorded from here on belongs to it.
+    pub fn begin_layer(&mut self) {
+        self.add_pending();
+        self.layers.push(self.ops.len());
+    }
+
     fn add_pending(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         let low = |p: &LowRank, plan: &mut Recorder| {
@@ -685,6 +693,7 @@ impl Recorder {
         share_buffers(Plan {
             logits: self.at(logits),
             ops: self.ops,
+            layers: self.layers,
             buffers: self.buffers.into_iter().map(|(info, _)| info).collect(),
             acts: self.acts,
             kv: self.kv,

@@ -138,6 +138,7 @@ pub fn check(
                 max_seqs: PROMPT_ROWS.len(),
                 page: config.page,
                 n_blocks: script.n_blocks,
+                n_slots: PROMPT_ROWS.len(),
                 kv_type: config.kv_type,
                 graphs: gpu.graphs,
                 isa: config.isa,

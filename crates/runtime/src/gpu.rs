@@ -83,6 +83,8 @@ pub struct GpuOptions {
     pub page: usize,
     /// Blocks of the KV cache.
     pub n_blocks: usize,
+    /// Slots for states of sequences; 0 if no layer keeps one.
+    pub n_slots: usize,
     pub kv_type: KvType,
     pub graphs: Graphs,
     /// Instruction set of the sampler on the host.
@@ -161,6 +163,10 @@ impl GpuBackend {
                 max_sampled: options.max_sampled.max(bucket),
                 max_seqs: options.max_seqs.max(bucket),
                 max_pages: options.n_ctx.div_ceil(options.page),
+                n_slots: match part.plan.states.is_empty() {
+                    true => 0,
+                    false => options.n_slots,
+                },
             },
             n_ctx: options.n_ctx,
             page: options.page,
@@ -169,7 +175,8 @@ impl GpuBackend {
         };
         let before = gpu.allocated_bytes();
         let memory = Memory::new(&gpu, &part.plan, &sizes)?;
-        let scratch = gpu.allocated_bytes() - before - memory.kv_bytes();
+        let kept = memory.kv_bytes() + memory.state_bytes();
+        let scratch = gpu.allocated_bytes() - before - kept;
         let transfers = Transfers::new(&gpu, &part, &sizes.step)?;
         let PlanPart {
             plan, has_output, ..
@@ -472,7 +479,7 @@ impl Backend for GpuBackend {
             device: self.name.clone(),
             slow_ops,
             kv_bytes: self.memory.kv_bytes(),
-            state_bytes: 0,
+            state_bytes: self.memory.state_bytes(),
             device_memory: Some(self.device_memory),
             graphs: self.options.graphs == Graphs::On,
             n_tuned: match self.gpu.variants().is_empty() {

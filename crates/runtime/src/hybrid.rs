@@ -1,6 +1,6 @@
 //! The hybrid backend: runs the segments of one plan alternately on a GPU and on the CPU.
 //!
-//! Each side has a backend with its operations, its weights and the KV cache of its layers. Buffers that cross between
+//! Each side has a backend with its operations, its weights, and the KV cache and states of its layers. Buffers that cross between
 //! segments are copied through pinned host memory. One side works at a time, and a step has completed when `submit`
 //! returns: it takes the sum of both sides' work and of the copies, and there is never more than one in flight. Tokens
 //! are sampled on the side that computes the logits.
@@ -23,7 +23,7 @@ use super::{Backend, BackendInfo, BackendPart, IdleWork, OpObserver, Reply, Step
 use crate::error::RuntimeError;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, RowOutput, StepOutput};
-use rocmforge_plan::{BatchShape, Op, Placement, Plan, Segment, Side};
+use rocmforge_plan::{BatchShape, Placement, Plan, Segment, Side};
 
 /// Runs a plan that a GPU and the CPU share.
 pub struct HybridBackend {
@@ -100,24 +100,16 @@ impl HybridBackend {
     fn offload(&self) -> Offload {
         let ops = self.placement.sides().iter().zip(&self.plan.ops);
         let mut from_first = ops.skip_while(|(side, _)| **side == Side::Cpu);
-        let is_beside = |(side, op): (&Side, &Op)| *side == Side::Cpu && op.state().is_none();
-        let experts = match from_first.any(is_beside) {
+        let experts = match from_first.any(|(side, _)| *side == Side::Cpu) {
             true => Experts::OnCpu,
             false => Experts::WithTheirLayer,
         };
-        let is_divided = experts == Experts::OnCpu || !self.plan.states.is_empty();
+        let n_layers = self.plan.layers.len();
         let layers = match self.placement.n_layers(&self.plan, Side::Gpu) {
-            n if n == self.plan.kv.len() && is_divided => GpuLayers::All,
+            n if n == n_layers && experts == Experts::OnCpu => GpuLayers::All,
             n => GpuLayers::Count(n),
         };
         Offload { layers, experts }
-    }
-
-    /// Returns what runs on the CPU because there are no kernels for a GPU.
-    fn notices(&self) -> Vec<String> {
-        let notice = "the states of recurrent layers are kept and computed on the CPU: there are no GPU kernels for them yet";
-        let states = { self.plan.ops.iter() }.find_map(Op::state);
-        states.map(|_| notice.to_string()).into_iter().collect()
     }
 
     /// Like [`GpuBackend::check_graphs`], for the GPU's segments.
@@ -328,7 +320,7 @@ impl Backend for HybridBackend {
             kv_bytes: info.kv_bytes,
         };
         let parts = vec![part(Side::Gpu, &gpu), part(Side::Cpu, &cpu)];
-        let n_layers = self.plan.kv.len();
+        let n_layers = self.plan.layers.len();
         let rest = match n_layers - parts[0].n_layers {
             0 => "the rest".to_string(),
             rest => rest.to_string(),
@@ -340,8 +332,8 @@ impl Backend for HybridBackend {
             ),
             slow_ops: [gpu.slow_ops, cpu.slow_ops].concat(),
             kv_bytes: gpu.kv_bytes + cpu.kv_bytes,
-            state_bytes: cpu.state_bytes,
-            notices: [gpu.notices, cpu.notices, self.notices()].concat(),
+            state_bytes: gpu.state_bytes + cpu.state_bytes,
+            notices: [gpu.notices, cpu.notices].concat(),
             offload: self.offload(),
             parts,
             ..gpu

@@ -64,12 +64,10 @@ pub(crate) fn place(
             planner.fixed(n, offload.experts)
         }
     };
-    let has_attention = planner.n_layers() > 0;
-    let notice = "this model has no attention; what it has instead runs on the CPU, and so does the whole model";
     Ok(Placed {
         resolved: planner.resolve(&place, config)?,
         place,
-        notice: (!has_attention).then(|| notice.to_string()),
+        notice: None,
     })
 }
 
@@ -181,7 +179,7 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     fn n_layers(&self) -> usize {
-        self.plan.kv.len()
+        self.plan.layers.len()
     }
 
     fn has_experts(&self) -> bool {
@@ -194,7 +192,7 @@ impl Planner<'_> {
         }
         match experts {
             Experts::OnCpu if self.has_experts() => self.split(n_gpu_layers, Side::Cpu),
-            _ if n_gpu_layers >= self.n_layers() && self.plan.states.is_empty() => Place::Gpu,
+            _ if n_gpu_layers >= self.n_layers() => Place::Gpu,
             _ => self.split(n_gpu_layers, Side::Gpu),
         }
     }
@@ -332,9 +330,7 @@ impl Planner<'_> {
         };
         let mut candidates = Vec::new();
         if experts == Experts::WithTheirLayer || !self.has_experts() {
-            if self.plan.states.is_empty() {
-                candidates.push(Candidate::Whole);
-            }
+            candidates.push(Candidate::Whole);
             // All layers may fit without the embedding table.
             candidates.extend(splits(Side::Gpu));
         }

@@ -185,6 +185,7 @@ fn gpu_options(config: &EngineConfig, resolved: &Resolved, graphs: Graphs) -> Gp
         max_seqs: limits.max_seqs,
         page: config.page,
         n_blocks: resolved.n_blocks,
+        n_slots: resolved.n_slots,
         kv_type: config.kv_type,
         graphs,
         isa: config.isa,

@@ -51,7 +51,7 @@ pub struct Memory<'a> {
     pub(crate) acts: Cow<'a, [ActsBuffer]>,
     pub(crate) routings: Cow<'a, [Routing]>,
     pub(crate) cache: Cow<'a, [LayerCache]>,
-    /// By state, `[n_slots, len]`. A GPU has none.
+    /// By state, `[n_slots, len]`.
     pub(crate) states: Cow<'a, [Vec<f32>]>,
 }
 

@@ -96,6 +96,8 @@ fn families_on_a_gpu_match_the_cpu(name: &str) {
     let model = load(name, GgmlType::F16, Some(n_layers));
     let engine = |device: &Device| Engine::start(&model, None, &device::config(device)).unwrap();
     let [mut on_cpu, mut on_gpu] = [engine(&Device::Cpu), engine(&Device::Gpu(gpu))];
+    let info = on_gpu.backend_info();
+    assert!(info.parts.is_empty(), "{name}: {:?}", info.parts);
     for n_tokens in [1, 33] {
         let prompt = prompt(n_tokens, model.config.n_vocab);
         let [expected, got] = [&mut on_cpu, &mut on_gpu].map(|engine| logits(engine, &prompt));

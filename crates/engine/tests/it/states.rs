@@ -7,16 +7,28 @@ use std::sync::Arc;
 use rocmforge_engine::{
     ContextPolicy, Device, Engine, EngineConfig, Event, KvTokens, PrefixSharing, Request, RequestId,
 };
-use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_gguf::{GgmlType, Gguf, Writer};
 use rocmforge_model::Model;
-use rocmforge_plan::Side;
+use rocmforge_plan::{Fusion, Side};
+use rocmforge_runtime::check;
+use rocmforge_runtime::check::{Coverage, OpCheck, SelfCheck};
+use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
 use rocmforge_testkit::models::{families, prompt};
 
 use crate::common::cases::test_cases;
+use crate::common::device::difference;
 use crate::common::{greedy, logits, test_gpu};
 
 fn load(name: &str) -> Model {
-    let writer = families::model(name, GgmlType::Q4_0).unwrap().unwrap();
+    loaded(families::model(name, GgmlType::Q4_0).unwrap().unwrap())
+}
+
+/// Returns the first layers of a model.
+fn short(name: &str, ty: GgmlType, n_layers: usize) -> Model {
+    loaded(families::model_of(name, ty, n_layers).unwrap().unwrap())
+}
+
+fn loaded(writer: Writer<'_>) -> Model {
     let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
     Model::load(Arc::new(gguf)).unwrap()
 }
@@ -211,28 +223,156 @@ fn contexts_with_states_do_not_shift() {
     );
 }
 
-/// What keeps states runs on the CPU, and the rest of the model on the GPU, which says so.
-#[test]
-fn a_gpu_leaves_states_to_the_cpu() {
-    let Some(gpu) = test_gpu() else { return };
-    let model = load("qwen35");
-    let config = EngineConfig {
-        device: Device::Gpu(gpu),
+fn on_gpu(gpu: &GpuConfig) -> EngineConfig {
+    EngineConfig {
+        device: Device::Gpu(gpu.clone()),
         ..config()
-    };
-    let mut engine = Engine::start(&model, None, &config).unwrap();
+    }
+}
+
+fn on_layers(gpu: &GpuConfig, n: usize) -> EngineConfig {
+    on_gpu(&GpuConfig {
+        offload: Offload {
+            layers: GpuLayers::Count(n),
+            experts: Experts::WithTheirLayer,
+        },
+        ..gpu.clone()
+    })
+}
+
+/// A conversation on a GPU: each turn begins from a snapshot, and gets what a fresh engine computes.
+#[test]
+fn a_gpu_keeps_states() {
+    let Some(gpu) = test_gpu() else { return };
+    let model = short("qwen35", GgmlType::Q4_0, 2);
+    let mut engine = Engine::start(&model, None, &on_gpu(&gpu)).unwrap();
     let info = engine.backend_info();
-    let n_states = model.plan.states.len();
-    let on = |side| info.parts.iter().find(|part| part.side == side).unwrap();
-    assert_eq!(on(Side::Cpu).n_ops, n_states + 1);
-    assert!(on(Side::Gpu).n_ops > 3 * n_states);
-    let says = |notice: &String| notice.contains("computed on the CPU");
-    assert!(info.notices.iter().any(says), "{:?}", info.notices);
-    assert!(info.state_bytes >= model.plan.state_bytes());
-    // From the start, and from the snapshot after the prompt.
-    let text = prompt(70, model.config.n_vocab);
-    let first = greedy(&mut engine, &text, 4);
-    assert_eq!(engine.stats().prefix.hits, 0);
-    assert_eq!(first, greedy(&mut engine, &text, 4));
-    assert_eq!(engine.stats().prefix.hits, 64);
+    assert!(info.parts.is_empty(), "all is on the GPU: {:?}", info.parts);
+    assert_eq!(info.notices, [] as [String; 0]);
+    // Four slots for each of eight sequences.
+    assert_eq!(info.state_bytes, 32 * model.plan.state_bytes());
+    let mut text = prompt(70, model.config.n_vocab);
+    for turn in 0..3 {
+        let n_hits = engine.stats().prefix.hits;
+        let answer = greedy(&mut engine, &text, 6);
+        let fresh = EngineConfig {
+            prefix_sharing: PrefixSharing::Off,
+            ..on_gpu(&gpu)
+        };
+        let mut fresh = Engine::start(&model, None, &fresh).unwrap();
+        assert_eq!(answer, greedy(&mut fresh, &text, 6), "turn {turn}");
+        // All whole pages before the last question.
+        let wanted = match turn {
+            0 => 0,
+            _ => (text.len() as u64 - 21) / 32 * 32,
+        };
+        assert_eq!(engine.stats().prefix.hits - n_hits, wanted, "turn {turn}");
+        text.extend(answer);
+        text.extend(prompt(20, model.config.n_vocab));
+        engine.check_integrity().unwrap();
+    }
+}
+
+// The second number is that of operations which a layer's launches save.
+test_cases! {
+    a_gpu_computes_what_the_cpu_does:
+    lfm2("lfm2", 0),
+    qwen35_wide("qwen35_wide", 9 + 2),
+    mamba2("mamba2", 7),
+}
+
+/// Every operation of a prompt and of a decode step, and the states after it.
+fn a_gpu_computes_what_the_cpu_does(name: &str, n_saved: usize) {
+    let Some(gpu) = test_gpu() else { return };
+    let model = short(name, GgmlType::Q4_0, 2);
+    let tokens = prompt(60, model.config.n_vocab);
+    let report = check::check(&model, &on_gpu(&gpu), &tokens, 20, Coverage::Distinct).unwrap();
+    let failures: Vec<&OpCheck> = report.failures().collect();
+    assert!(failures.is_empty(), "{name}: {failures:#?}");
+    let plan = model.compiled_plan(Fusion::On);
+    let n_linear = plan.ops.iter().filter(|op| op.name() == "linear_attention");
+    let n_launched = plan.ops.len() - n_linear.count() * n_saved;
+    assert!(report.n_ops <= 2 * n_launched, "{name}: {}", report.n_ops);
+}
+
+test_cases! {
+    graphs_replay_steps_with_states:
+    lfm2("lfm2", SelfCheck::Always),
+    qwen35("qwen35", SelfCheck::Never),
+    mamba2("mamba2", SelfCheck::Never),
+}
+
+/// One sequence, and four whose steps are padded as they end, with and without graphs, have the same bits.
+fn graphs_replay_steps_with_states(name: &str, self_check: SelfCheck) {
+    let Some(gpu) = test_gpu() else { return };
+    let model = short(name, GgmlType::Q4_0, 2);
+    let prompts: Vec<Vec<u32>> = [40, 3, 17, 1]
+        .map(|n| prompt(n, model.config.n_vocab))
+        .to_vec();
+    let run = |graphs, self_check, steps_in_flight| {
+        let gpu = GpuConfig {
+            graphs,
+            self_check,
+            ..gpu.clone()
+        };
+        let config = EngineConfig {
+            steps_in_flight,
+            ..on_gpu(&gpu)
+        };
+        let mut engine = Engine::start(&model, None, &config).unwrap();
+        assert_eq!(engine.backend_info().notices, [] as [String; 0]);
+        let mut all = Vec::new();
+        for prompts in [&prompts[..1], &prompts] {
+            for (i, prompt) in prompts.iter().enumerate() {
+                let mut request = Request::greedy(prompt.clone(), 4 + i);
+                request.logprobs = Some(1);
+                request.ignore_eos = true;
+                engine.submit(request).unwrap();
+            }
+            while !engine.is_idle() {
+                for event in engine.step().unwrap() {
+                    if let Event::Token { id, top, .. } = event {
+                        all.push((id, top[0].logprob.to_bits()));
+                    }
+                }
+                engine.check_integrity().unwrap();
+            }
+        }
+        all
+    };
+    let expected = run(Graphs::Off, SelfCheck::Never, 1);
+    let recorded = run(Graphs::On, self_check, 2);
+    assert_eq!(recorded, expected, "{name}");
+}
+
+test_cases! {
+    layers_with_states_may_be_on_both_sides:
+    mamba2("mamba2"),
+    falcon_h1("falcon_h1"),
+    nemotron_h_moe("nemotron_h_moe"),
+}
+
+/// Any number of layers, up to that of the file, on the GPU.
+fn layers_with_states_may_be_on_both_sides(name: &str) {
+    let Some(gpu) = test_gpu() else { return };
+    let model = short(name, GgmlType::F16, 4);
+    let text = prompt(20, model.config.n_vocab);
+    let mut on_cpu = Engine::on_cpu(&model, None, &config()).unwrap();
+    let expected = logits(&mut on_cpu, &text).concat();
+    let n_layers = model.config.n_layers();
+    for n in [1, n_layers / 2, n_layers] {
+        let mut engine = Engine::start(&model, None, &on_layers(&gpu, n)).unwrap();
+        let info = engine.backend_info();
+        let on = |side| info.parts.iter().find(|part| part.side == side);
+        match n < n_layers {
+            true => assert_eq!(on(Side::Gpu).map(|part| part.n_layers), Some(n), "{name}"),
+            false => assert!(info.parts.is_empty(), "{name}"),
+        }
+        assert!(info.state_bytes >= model.plan.state_bytes());
+        let d = difference(&logits(&mut engine, &text).concat(), &expected);
+        assert!(d <= 1e-5, "{name}, {n} layers: {d:e}");
+    }
+    let refused = Engine::start(&model, None, &on_layers(&gpu, n_layers + 2));
+    let refused = refused.err().unwrap().to_string();
+    assert!(refused.contains(&format!("{n_layers} layers")), "{refused}");
 }

@@ -109,6 +109,7 @@ fn record_with(m: &mut Builder<'_>, network: RecordNetwork) -> Result<Value, Loa
     }
     x = m.layer_norm(x, "token_embd_norm")?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let out = attention(m, layer, x)?;
         let again = layer.tensor("attn_norm_2");
         let normed = match m.loader.has(&format!("{again}.weight")) {

@@ -60,6 +60,7 @@ pub(crate) fn mixture(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig,
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let normed = m.scaled_layer_norm(x, &layer.tensor("attn_norm"), 1.0)?;
         let heads = attention(m, layer, normed)?;
         let mut out = feed_forward(m, layer, Activation::Silu, normed)?;

@@ -103,6 +103,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let is_later = m.loader.push_vector(is_later.collect());
     let mut caches = Vec::new();
     for (index, layer) in m.config.layers().enumerate() {
+        m.plan.begin_layer();
         let predicted = predicted(m, layer, streams)?;
         let active = m.plan.part(predicted, 1, 0, n_embd);
         let out = block(m, layer, &mut caches, active)?;

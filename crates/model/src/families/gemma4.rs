@@ -125,6 +125,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     };
     let mut caches = Vec::new();
     for (index, layer) in m.config.layers().enumerate() {
+        m.plan.begin_layer();
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, &mut caches, normed)?;
         let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;

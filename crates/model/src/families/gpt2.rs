@@ -32,6 +32,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         x = add_positions(m, n_positions, x)?;
     }
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let normed = m.layer_norm(x, &layer.tensor("attn_norm"))?;
         let out = attention(m, layer, normed)?;
         x = m.plan.add(out, x);

@@ -90,6 +90,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = (f64::from(m.config.norm_eps) / (residual * residual)) as f32;
     let mut x = embeddings(m, embedding / residual)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         x = m.plan.add(out, x);

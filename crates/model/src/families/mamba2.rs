@@ -60,6 +60,7 @@ pub(crate) fn record_falcon(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         x = m.plan.add(out, x);
@@ -141,6 +142,7 @@ fn one_block_each(
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = block(m, layer, normed)?;
         x = m.plan.add(out, x);

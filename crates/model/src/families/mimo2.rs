@@ -40,6 +40,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let scale = m.config.scales.attention as f32;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let mut out = attention(m, layer, normed)?;
         if scale != 1.0 {

@@ -39,6 +39,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let x = embeddings(m, 1.0)?;
     let mut x = m.scaled_layer_norm(x, "token_embd_norm", 1.0)?;
     for (index, layer) in m.config.layers().enumerate() {
+        m.plan.begin_layer();
         let tensor = layer.tensor("attn_norm");
         // The first layer reads what is normed already.
         let normed = match index == 0 && !m.loader.has(&format!("{tensor}.weight")) {

@@ -36,6 +36,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let x = embeddings(m, 1.0)?;
     let mut x = m.plain_rms_norm(x);
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), POST_NORM_EPS)?;

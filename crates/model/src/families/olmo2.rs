@@ -22,6 +22,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let out = attention(m, layer, x)?;
         let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;
         x = m.plan.add(out, x);

@@ -10,6 +10,7 @@ use crate::error::LoadError;
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let normed = m.layer_norm(x, &layer.tensor("attn_norm"))?;
         let heads = attention(m, layer, normed)?;
         x = m.plan.add(heads, x);

@@ -9,7 +9,7 @@ use rocmforge_plan::{
     Placement, Plan, Projection, Recorder, Router, RowCount, Scores, Side, Split, Values, WeightId,
 };
 use rocmforge_testkit::data::forge_mini;
-use rocmforge_testkit::models::families;
+use rocmforge_testkit::models::{self, families};
 
 fn embedded(fusion: Fusion) -> Plan {
     Model::load(forge_mini()).unwrap().compiled_plan(fusion)
@@ -21,6 +21,7 @@ fn mixture() -> Plan {
     let linear = |weight| Projection::of(WeightId(weight), ActFormat::Q8x32);
     let mut x = b.embed(WeightId(0), 1.0, 32);
     for _ in 0..2 {
+        b.begin_layer();
         let normed = b.rms_norm(x, WeightId(1), 1e-5);
         let [q, k, v] = [2, 3, 4].map(|weight| b.matmul(normed, linear(weight), 32));
         let kv = b.kv_layer(KvSpec {
@@ -174,36 +175,90 @@ fn rejects_copies_of_converted_activations() {
     Placement::new(&plan, sides);
 }
 
-/// Operations with states stay on the CPU; the others of their layers follow the layers with attention.
+fn family(name: &str) -> Model {
+    let writer = families::model(name, GgmlType::Q8_0).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    Model::load(Arc::new(gguf)).unwrap()
+}
+
+/// Layers are those of the file, whatever they have; each can be the first on the GPU.
 #[test]
-fn states_stay_on_the_cpu() {
-    for name in ["lfm2", "qwen35", "granitehybrid", "falcon_h1"] {
-        let writer = families::model(name, GgmlType::Q8_0).unwrap().unwrap();
-        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
-        let plan = Model::load(Arc::new(gguf)).unwrap().plan;
-        let n_layers = plan.kv.len();
+fn any_layer_of_a_family_may_be_the_first_on_the_gpu() {
+    for name in families::names() {
+        let model = family(name);
+        for fusion in [Fusion::On, Fusion::Off] {
+            let plan = model.compiled_plan(fusion);
+            let n_layers = model.config.n_layers();
+            assert_eq!(plan.layers.len(), n_layers, "{name}");
+            for n_gpu_layers in 1..=n_layers {
+                let split = Split {
+                    n_gpu_layers,
+                    experts: Side::Gpu,
+                };
+                let placement = Placement::split(&plan, split);
+                check(&plan, &placement);
+                assert_eq!(placement.segments().len(), 2, "{name}");
+                let n = placement.n_layers(&plan, Side::Gpu);
+                assert_eq!(n, n_gpu_layers, "{name}");
+                let part = placement.part(&plan, Side::Gpu).plan;
+                let starts = |plan: &Plan| -> Vec<Op> {
+                    let layers = plan.layers.iter();
+                    layers.map(|first| plan.ops[*first].clone()).collect()
+                };
+                let all = starts(&plan);
+                assert_eq!(starts(&part), all[n_layers - n..], "{name}");
+            }
+        }
+    }
+}
+
+/// Layers that use the caches of earlier ones take these along.
+#[test]
+fn layers_that_share_a_cache_stay_together() {
+    let writer = models::model("gemma3n", GgmlType::Q8_0).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let plan = model.compiled_plan(Fusion::On);
+    let (n_layers, n_caches) = (model.config.n_layers(), plan.kv.len());
+    assert!(n_caches < n_layers);
+    for n_gpu_layers in 1..=n_layers {
+        let split = Split {
+            n_gpu_layers,
+            experts: Side::Gpu,
+        };
+        let placement = Placement::split(&plan, split);
+        check(&plan, &placement);
+        let n = placement.n_layers(&plan, Side::Gpu);
+        // The last two layers with a cache of their own, one of each kind, serve all that have none.
+        let needed = n_gpu_layers.max(n_layers - n_caches + 1);
+        assert!(n >= needed && n <= needed + n_caches, "{n_gpu_layers}: {n}");
+        if n_gpu_layers > needed + n_caches {
+            assert_eq!(n, n_gpu_layers);
+        }
+    }
+}
+
+/// States are where their layers are.
+#[test]
+fn states_are_on_the_side_of_their_layer() {
+    for name in ["lfm2", "qwen35", "mamba2", "falcon_h1", "nemotron_h"] {
+        let plan = family(name).plan;
+        let n_layers = plan.layers.len();
         for n_gpu_layers in 1..=n_layers {
             let split = Split {
                 n_gpu_layers,
                 experts: Side::Gpu,
             };
             let placement = Placement::split(&plan, split);
-            check(&plan, &placement);
-            assert_eq!(placement.n_layers(&plan, Side::Gpu), n_gpu_layers, "{name}");
-            let sides = plan.ops.iter().zip(placement.sides());
-            let on_cpu = sides.filter(|(_, side)| **side == Side::Cpu);
-            let on_cpu: Vec<&Op> = on_cpu.map(|(op, _)| op).collect();
-            let n_states = on_cpu.iter().filter(|op| op.state().is_some()).count();
-            assert_eq!(n_states, plan.states.len(), "{name}");
+            let first = plan.layers[n_layers - n_gpu_layers];
+            let keeps = |(at, op): (usize, &Op)| op.state().is_some() && at >= first;
+            let expected = plan.ops.iter().enumerate().filter(|op| keeps(*op)).count();
+            let part = placement.part(&plan, Side::Gpu).plan;
+            let n_states = part.states.iter().filter(|state| state.len > 0).count();
+            assert_eq!(n_states, expected, "{name}, {n_gpu_layers} layers");
             if n_gpu_layers == n_layers {
-                // With the embedded tokens.
-                assert_eq!(on_cpu.len(), n_states + 1, "{name}");
+                assert_eq!(n_states, plan.states.len(), "{name}");
             }
-            let len = |side| {
-                let part = placement.part(&plan, side).plan;
-                part.states.iter().map(|state| state.len).sum::<usize>()
-            };
-            assert!(len(Side::Cpu) > 0 && len(Side::Gpu) == 0, "{name}");
         }
     }
 }

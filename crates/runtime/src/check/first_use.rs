@@ -116,6 +116,7 @@ impl<'a> FirstUse<'a> {
             max_seqs: PROMPT_ROWS.len(),
             page,
             n_blocks: script.n_blocks,
+            n_slots: PROMPT_ROWS.len(),
             kv_type: self.config.kv_type,
             graphs: Graphs::Off,
             isa,
@@ -203,21 +204,24 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
         kv_type: KvType::default(),
     };
     let mut seen = HashSet::new();
-    let (mut ops, mut kv, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-    let ends_layer = |op: &Op| matches!(op, Op::Attention { .. });
-    let mut next = 0;
-    for layer_ops in plan.ops.split_inclusive(ends_layer) {
-        let sides = &sides[next..next + layer_ops.len()];
-        next += layer_ops.len();
+    let (mut ops, mut layers, mut kv, mut states) = (vec![], vec![], vec![], vec![]);
+    let mut kept = Vec::new();
+    let ends = plan.layers.iter().skip(1).copied().chain([plan.ops.len()]);
+    let of_layers = plan.layers.iter().copied().zip(ends);
+    let before = plan.layers.first().copied().unwrap_or(plan.ops.len());
+    for (first, end) in std::iter::once((0, before)).chain(of_layers) {
         let mut is_new = false;
-        for (op, side) in layer_ops.iter().zip(sides) {
+        for (op, side) in plan.ops[first..end].iter().zip(&sides[first..end]) {
             is_new |= seen.insert((side, op.name(), labels.shape_and_format(op)));
         }
         if !is_new {
             continue;
         }
-        kept.extend(sides);
-        for op in layer_ops {
+        kept.extend(&sides[first..end]);
+        if end > before {
+            layers.push(ops.len());
+        }
+        for op in &plan.ops[first..end] {
             let mut op = op.clone();
             match &mut op {
                 // The append comes first in a layer.
@@ -226,6 +230,10 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
                     *layer = kv.len() - 1;
                 }
                 Op::Attention { layer, .. } => *layer = kv.len() - 1,
+                Op::CausalConv { state, .. } | Op::LinearAttention { state, .. } => {
+                    states.push(plan.states[*state]);
+                    *state = states.len() - 1;
+                }
                 _ => {}
             }
             ops.push(op);
@@ -233,7 +241,9 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
     }
     let plan = Plan {
         ops,
+        layers,
         kv,
+        states,
         ..plan.clone()
     };
     (plan, kept)

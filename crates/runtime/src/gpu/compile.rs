@@ -1,5 +1,7 @@
 //! Groups the operations of a plan into stages: operations that the GPU runs as one.
 
+mod linear;
+
 use std::ops::Range;
 
 use rocmforge_gpu::{Variant, Variants};
@@ -8,6 +10,8 @@ use rocmforge_plan::Weights;
 use rocmforge_plan::{
     ActsId, BufferId, Linear, Op, Plan, PlanPart, RopeId, RoutingId, Weighed, WeightId, is_dead,
 };
+
+pub(crate) use linear::{LinearDecodeOps, LinearInputsOps};
 
 /// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,6 +31,10 @@ pub(crate) enum Stage {
         sum_unwritten: BufferId,
         out: BufferId,
     },
+    /// The factors of linear attention, the convolution before it, and the norms of queries and keys.
+    LinearInputs { first: usize, ops: LinearInputsOps },
+    /// Linear attention with the norm and gate after it. The operations run one by one if a sequence has several rows.
+    LinearDecode { first: usize, ops: LinearDecodeOps },
 }
 
 /// The operands of [`Stage::RopeKv`].
@@ -76,6 +84,8 @@ impl Stage {
             Stage::RopeKv { first, ops } => first..first + if ops.norms.is_some() { 5 } else { 3 },
             Stage::ExpertGate { first, .. } => first..first + 3,
             Stage::CombineAdd { first, .. } => first..first + 2,
+            Stage::LinearInputs { first, ops } => first..first + ops.n_ops,
+            Stage::LinearDecode { first, .. } => first..first + 3,
         }
     }
 
@@ -86,6 +96,8 @@ impl Stage {
             Stage::RopeKv { ops, .. } => vec![ops.k_unwritten],
             Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
             Stage::CombineAdd { sum_unwritten, .. } => vec![sum_unwritten],
+            Stage::LinearInputs { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
+            Stage::LinearDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
         }
     }
 }
@@ -113,7 +125,15 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
             let merged = rope_kv
                 .map(|ops| Stage::RopeKv { first: at, ops })
                 .or_else(|| expert_gate(plan, range.clone()))
-                .or_else(|| combine_add(plan, range));
+                .or_else(|| combine_add(plan, range.clone()))
+                .or_else(|| {
+                    let ops = linear::inputs(plan, weights, range.clone())?;
+                    Some(Stage::LinearInputs { first: at, ops })
+                })
+                .or_else(|| {
+                    let ops = linear::decode(plan, weights, range)?;
+                    Some(Stage::LinearDecode { first: at, ops })
+                });
             // The other device reads exported values, so a stage must write them.
             let is_exported = |stage: &Stage| {
                 let undefined = stage.undefined();

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::choices::Choices;
 use super::{GpuBackend, Graphs, Observation};
 use crate::error::{DeviceError, RuntimeError};
-use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, RowOutput, Want};
+use rocmforge_plan::{
+    Batch, BatchSeq, InputToken, LogitsRow, RowOutput, SeqState, StateStart, Want,
+};
 
 /// Compared steps: 64 replays, and the first step, which is not recorded.
 const N_STEPS: usize = 65;
@@ -18,7 +20,7 @@ impl GpuBackend {
     ///
     /// Generates for one sequence, first launch by launch, then with the graph that will serve it. Compares the bits of
     /// all logits, or of the buffers exported to the other device. If they differ or the driver rejects the graph,
-    /// turns graphs off and adds a notice. Overwrites the KV cache.
+    /// turns graphs off and adds a notice. Overwrites the KV cache and the states.
     ///
     /// # Errors
     /// Errors of steps without graphs, and a lost device.
@@ -59,6 +61,7 @@ impl GpuBackend {
                 self.gpu.fill_bytes(layer.v, 0)?;
             }
         }
+        self.memory.clear_states(&self.gpu)?;
         // A part without the logits does not know the vocabulary size; it uses token 0.
         let n_vocab = self.plan.buffers[self.plan.logits.0 as usize].width.max(1);
         let n_steps = N_STEPS.min(self.options.n_ctx);
@@ -79,7 +82,14 @@ impl GpuBackend {
                 n_rows: 1,
                 first_pos: position,
                 block_table: Arc::new((0..=last_page).collect()),
-                state: None,
+                state: Some(SeqState {
+                    slot: 0,
+                    start: match position {
+                        0 => StateStart::Empty,
+                        _ => StateStart::Slot(0),
+                    },
+                    kept: Vec::new(),
+                }),
             }],
             logits: vec![LogitsRow {
                 row: 0,

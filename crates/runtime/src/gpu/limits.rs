@@ -55,6 +55,7 @@ fn check_plan(
                 ops::check_router(router, n_experts)?;
             }
             Op::HeadMatMul { n_heads, .. } => ops::check_split(n_heads)?,
+            Op::LinearAttention { ref heads, .. } => ops::check_linear_heads(heads)?,
             _ => {}
         }
     }

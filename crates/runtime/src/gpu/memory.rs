@@ -39,6 +39,8 @@ pub(crate) struct Memory {
     rope: Vec<(usize, Buffer)>,
     /// K and V of each layer.
     cache: Vec<(KvShape, [Buffer; 2])>,
+    /// By state, `[n_slots, len]`.
+    states: Vec<Buffer>,
     /// Scratch for one side of a gated GEMM whose activation is a separate launch.
     gated: Buffer,
     pub(crate) attention: AttentionScratch,
@@ -75,6 +77,11 @@ impl Memory {
             };
             Ok((shape, shape.alloc(gpu)?))
         });
+        let states = plan.states.iter().map(|state| {
+            let states = gpu.alloc::<f32>(sizes.step.n_slots * state.len)?;
+            clear(gpu, states.as_slice())?;
+            Ok(states)
+        });
         let gated = plan.ops.iter().map(|op| match op {
             Op::GatedMatMul { out, .. } => plan.buffers[out.0 as usize].width,
             _ => 0,
@@ -92,6 +99,7 @@ impl Memory {
             heads: head_routings(gpu, plan, max_rows)?,
             rope: rope_tables(gpu, plan, sizes.n_ctx)?,
             cache: layers.collect::<Result<_, GpuError>>()?,
+            states: states.collect::<Result<_, GpuError>>()?,
             gated: gpu.alloc::<f32>(gated)?,
             attention: AttentionScratch::new(
                 gpu,
@@ -146,10 +154,35 @@ impl Memory {
         KvLayer::new(*shape, memory)
     }
 
+    /// Returns a state in all slots, `[n_slots, len]`.
+    pub(crate) fn state(&self, state: usize) -> Slice<'_, f32> {
+        self.states[state].as_slice()
+    }
+
+    /// Fills all states with zeros.
+    pub(crate) fn clear_states(&self, gpu: &Gpu) -> Result<(), GpuError> {
+        let mut states = self.states.iter();
+        states.try_for_each(|states| clear(gpu, states.as_slice()))
+    }
+
+    /// Returns the bytes of all states.
+    pub(crate) fn state_bytes(&self) -> u64 {
+        let buffers = self.states.iter();
+        buffers.map(|buffer| buffer.n_bytes() as u64).sum()
+    }
+
     /// Returns the bytes of the KV cache.
     pub(crate) fn kv_bytes(&self) -> u64 {
         let buffers = self.cache.iter().flat_map(|(_, memory)| memory);
         buffers.map(|buffer| buffer.n_bytes() as u64).sum()
+    }
+}
+
+/// Fills the slots of a state with zeros. States of layers on the other device have no values.
+fn clear(gpu: &Gpu, states: Slice<'_, f32>) -> Result<(), GpuError> {
+    match states.is_empty() {
+        true => Ok(()),
+        false => gpu.fill_bytes(states, 0),
     }
 }
 

@@ -1,17 +1,18 @@
 //! Launches the GPU kernels of each operation of a plan.
 
 use rocmforge_gpu::ops::{
-    self, ExpertGated, Gated, HeadNorms, Product, Queries, RopeKv, Rotation, Scores,
+    self, Conv, ConvPart, ExpertGated, Gated, GroupNorm, HeadFactors, HeadNorms, Product, Queries,
+    RopeKv, Rotation, Scores,
 };
 use rocmforge_gpu::{Gpu, GpuError, OutMode, Slice};
 
-use super::compile::{ExpertGateOps, RopeKvOps, Stage};
+use super::compile::{ExpertGateOps, LinearDecodeOps, LinearInputsOps, RopeKvOps, Stage};
 use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
 use rocmforge_plan::{
-    Activation, ActsId, BufferId, ExpertVectors, Factor, Linear, MixWeights, Op, Plan, RopeId,
-    RopeStyle, RoutingId, RowCount, RowsOf, Weighed,
+    Activation, ActsId, BufferId, ConvForm, ExpertVectors, Factor, Linear, MixWeights, Op, Plan,
+    RopeId, RopeStyle, RoutingId, RowCount, RowsOf, Weighed, WeightId,
 };
 
 /// Everything that launches read. They change device memory only.
@@ -34,6 +35,14 @@ impl<'a> Launcher<'a> {
             Stage::CombineAdd {
                 x, routing, out, ..
             } => self.combine(*x, *routing, OutMode::Add, *out),
+            Stage::LinearInputs { ops, .. } => self.linear_inputs(ops),
+            Stage::LinearDecode { ops, .. } if self.shape.max_rows_of_seq == 1 => {
+                self.linear_decode(ops)
+            }
+            Stage::LinearDecode { .. } => {
+                let mut indices = stage.ops();
+                indices.try_for_each(|index| self.run_op(&self.plan.ops[index]))
+            }
         }
     }
 
@@ -58,9 +67,7 @@ impl<'a> Launcher<'a> {
             | Op::NormQuantize { .. } => self.run_norm(op),
             Op::MatMul { .. } | Op::MatMuls { .. } | Op::GatedMatMul { .. } => self.run_matmul(op),
             Op::Rope { .. } | Op::KvAppend { .. } | Op::Attention { .. } => self.run_attention(op),
-            Op::CausalConv { .. } | Op::LinearAttention { .. } => {
-                unreachable!("{} is placed on the CPU", op.name())
-            }
+            Op::CausalConv { .. } | Op::LinearAttention { .. } => self.run_recurrent(op),
             Op::Activate { .. }
             | Op::GatedActivation { .. }
             | Op::Add { .. }
@@ -234,6 +241,39 @@ impl<'a> Launcher<'a> {
                 ops::attention(gpu, &queries, &kv, &step, &memory.attention)
             }
             _ => unreachable!("{} is not an attention operation", op.name()),
+        }
+    }
+
+    /// Computes what depends on states of sequences, and the states after it.
+    fn run_recurrent(&self, op: &Op) -> Result<(), GpuError> {
+        let Launcher { gpu, memory, .. } = *self;
+        let (step, places) = (memory.step.step(self.shape), memory.step.states(self.shape));
+        match *op {
+            Op::CausalConv {
+                state,
+                weight,
+                bias,
+                form,
+                x,
+                out,
+            } => {
+                let conv = self.conv(weight, bias, (form, self.width(out)));
+                let (x, out) = (self.buffer(x), self.buffer(out));
+                let states = memory.state(state);
+                ops::causal_conv(gpu, &conv, x, (&step, &places), states, out)
+            }
+            Op::LinearAttention {
+                state,
+                ref heads,
+                rule,
+                inputs,
+                out,
+            } => {
+                let inputs = inputs.map(|id| self.buffer(id));
+                let (states, out) = (memory.state(state), self.buffer(out));
+                ops::linear_attention(gpu, (heads, rule), inputs, (&step, &places), states, out)
+            }
+            _ => unreachable!("{} keeps no state", op.name()),
         }
     }
 
@@ -492,5 +532,67 @@ impl<'a> Launcher<'a> {
         };
         let step = self.memory.step.step(self.shape);
         ops::rope_kv(self.gpu, &operands, &self.memory.layer(ops.layer), &step)
+    }
+
+    fn conv(
+        &self,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        (form, width): (ConvForm, usize),
+    ) -> Conv<'a> {
+        Conv {
+            weight: self.weights.vector(weight),
+            bias: bias.map(|bias| self.weights.vector(bias)),
+            form,
+            width,
+        }
+    }
+
+    /// Computes the inputs of linear attention.
+    fn linear_inputs(&self, ops: &LinearInputsOps) -> Result<(), GpuError> {
+        let memory = self.memory;
+        let (step, places) = (memory.step.step(self.shape), memory.step.states(self.shape));
+        let conv = self.conv(ops.weight, ops.bias, (ConvForm::Plain, self.width(ops.x)));
+        let parts = ops.parts.map(|part| ConvPart {
+            first: part.first,
+            norm: part.norm.map(|norm| self.group_norm(norm)),
+            out: self.buffer(part.out),
+        });
+        let factors = HeadFactors {
+            beta: self.buffer(ops.beta),
+            decay: self.buffer(ops.decay),
+            rate: self.weights.vector(ops.rate),
+            beta_out: self.buffer(ops.beta_out),
+            decay_out: self.buffer(ops.decay_out),
+        };
+        ops::linear_inputs(
+            self.gpu,
+            (&conv, self.buffer(ops.x)),
+            parts,
+            (ops.of_beta, factors),
+            (&step, &places),
+            memory.state(ops.state),
+        )
+    }
+
+    /// Computes linear attention of one row per sequence, and the norm and gate after it.
+    fn linear_decode(&self, ops: &LinearDecodeOps) -> Result<(), GpuError> {
+        let memory = self.memory;
+        let (step, places) = (memory.step.step(self.shape), memory.step.states(self.shape));
+        ops::linear_decode(
+            self.gpu,
+            (&ops.heads, ops.rule),
+            ops.inputs.map(|id| self.buffer(id)),
+            (self.group_norm(ops.norm), self.buffer(ops.gate)),
+            (&step, &places),
+            (memory.state(ops.state), self.buffer(ops.out)),
+        )
+    }
+
+    fn group_norm(&self, (weight, eps): (WeightId, f32)) -> GroupNorm<'a> {
+        GroupNorm {
+            weight: self.weights.vector(weight),
+            eps,
+        }
     }
 }

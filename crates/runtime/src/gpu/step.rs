@@ -5,11 +5,13 @@ use rocmforge_gpu::ops::{
     LOGPROB_WORDS, LogprobRows, N_LIST_WORDS, N_PAGES, SCRATCH_WORDS, STEP_NUMBER, SampleEntry,
     SampleRow, SampleStep, StepWords,
 };
-use rocmforge_gpu::{Buffer, Gpu, GpuError, Pinned, SeqRows, Slice, Step};
+use rocmforge_gpu::{
+    Buffer, Gpu, GpuError, KeptState, Pinned, SeqRows, SeqState, Slice, States, Step,
+};
 use zerocopy::IntoBytes as _;
 
 use super::choices::{Choices, Chooser, Choosing, MAX_ENTRIES};
-use rocmforge_plan::{Batch, TokenLogprob};
+use rocmforge_plan::{Batch, StateStart, TokenLogprob};
 
 /// Marks a padding row for the kernels, and in `from_row` a token whose id is known.
 const NO_ROW: u32 = u32::MAX;
@@ -17,6 +19,10 @@ const NO_ROW: u32 = u32::MAX;
 const ALIGN: usize = 64;
 /// Words of a [`SeqRows`].
 const SEQ_WORDS: usize = size_of::<SeqRows>() / size_of::<u32>();
+/// Words of a [`SeqState`].
+const STATE_WORDS: usize = size_of::<SeqState>() / size_of::<u32>();
+/// Words of a [`KeptState`].
+const KEPT_WORDS: usize = size_of::<KeptState>() / size_of::<u32>();
 /// Words of a [`SampleRow`].
 const SAMPLE_WORDS: usize = size_of::<SampleRow>() / size_of::<u32>();
 /// Words of all [`SampleEntry`]s of a step.
@@ -39,6 +45,8 @@ pub(crate) struct StepSizes {
     pub(crate) max_seqs: usize,
     /// Maximum KV-cache blocks of one sequence.
     pub(crate) max_pages: usize,
+    /// Slots for states of sequences; 0 if no layer keeps one.
+    pub(crate) n_slots: usize,
 }
 
 /// Sizes of a step, including padding rows.
@@ -97,6 +105,8 @@ struct Layout {
     seq_of_row: usize,
     logits_rows: usize,
     seqs: usize,
+    states: usize,
+    kept: usize,
     sample_rows: usize,
     block_tables: usize,
     lists: usize,
@@ -136,6 +146,10 @@ impl StepMemory {
             at
         };
         place(N_LIST_WORDS + 1);
+        let max_states = match sizes.n_slots {
+            0 => 0,
+            _ => sizes.max_seqs,
+        };
         let layout = Layout {
             tokens: place(sizes.max_rows),
             from_row: place(sizes.max_rows),
@@ -144,6 +158,9 @@ impl StepMemory {
             seq_of_row: place(sizes.max_rows),
             logits_rows: place(sizes.max_logits),
             seqs: place(sizes.max_seqs * SEQ_WORDS),
+            states: place(max_states * STATE_WORDS),
+            // Each copy has a slot of its own.
+            kept: place(sizes.n_slots * KEPT_WORDS),
             sample_rows: place(sizes.max_logits * SAMPLE_WORDS),
             block_tables: place(sizes.max_seqs * sizes.max_pages),
             lists: place(LIST_WORDS),
@@ -232,6 +249,15 @@ impl StepMemory {
         words[layout.seqs..][..shape.n_seqs * SEQ_WORDS]
             .as_mut_bytes()
             .copy_from_slice(seqs.as_bytes());
+        if self.sizes.n_slots > 0 {
+            let (seqs, kept) = states_of(batch, shape.n_seqs);
+            words[layout.states..][..shape.n_seqs * STATE_WORDS]
+                .as_mut_bytes()
+                .copy_from_slice(seqs.as_bytes());
+            words[layout.kept..][..kept.len() * KEPT_WORDS]
+                .as_mut_bytes()
+                .copy_from_slice(kept.as_bytes());
+        }
         let list = choices.entries.as_bytes();
         words[N_LIST_WORDS] = (list.len() / size_of::<u32>()) as u32;
         if shape.chooser != Chooser::Best {
@@ -392,9 +418,48 @@ impl StepMemory {
         }
     }
 
+    /// Returns where the states of a step of `shape` are.
+    ///
+    /// # Panics
+    /// If the memory has no slots.
+    pub(crate) fn states(&self, shape: &StepShape) -> States<'_> {
+        assert!(self.sizes.n_slots > 0, "there are slots for states");
+        let (layout, n_slots) = (&self.layout, self.sizes.n_slots);
+        States {
+            seqs: self.words(layout.states, shape.n_seqs * STATE_WORDS).cast(),
+            kept: self.words(layout.kept, n_slots * KEPT_WORDS).cast(),
+        }
+    }
+
     fn words(&self, first: usize, len: usize) -> Slice<'_, u32> {
         self.device.as_slice().part(first..first + len)
     }
+}
+
+/// Returns where the state of each of `n_seqs` sequences is, and the copies of all of them.
+///
+/// # Panics
+/// If a sequence of `batch` has no state.
+fn states_of(batch: &Batch, n_seqs: usize) -> (Vec<SeqState>, Vec<KeptState>) {
+    let mut seqs = vec![SeqState::UNUSED; n_seqs];
+    let mut kept = Vec::new();
+    for (entry, seq) in seqs.iter_mut().zip(&batch.seqs) {
+        let state = seq.state.as_ref().expect("each sequence has a state");
+        *entry = SeqState {
+            slot: state.slot,
+            start: match state.start {
+                StateStart::Empty => SeqState::EMPTY,
+                StateStart::Slot(slot) => slot,
+            },
+            first_kept: kept.len() as u32,
+            n_kept: state.kept.len() as u32,
+        };
+        kept.extend(state.kept.iter().map(|kept| KeptState {
+            n_rows: kept.n_rows as u32,
+            slot: kept.slot,
+        }));
+    }
+    (seqs, kept)
 }
 
 /// Returns the 32-bit number of a step on the device. It differs between successive steps, and is not zero (the initial

@@ -95,12 +95,14 @@ impl Stepwise for GpuBackend {
             let kv_type = self.options.kv_type;
             Ok(LayerCache::from_planes(*spec, kv_type, [&k, &v]))
         });
+        let states = 0..self.plan.states.len();
+        let states = states.map(|state| self.gpu.read(self.memory.state(state)));
         Ok(Memory {
             buffers: Cow::Owned(buffers.collect::<Result<_, GpuError>>()?),
             acts: Cow::Owned(acts),
             routings: Cow::Owned(routings),
             cache: Cow::Owned(cache.collect::<Result<_, GpuError>>()?),
-            states: Cow::Borrowed(&[]),
+            states: Cow::Owned(states.collect::<Result<_, GpuError>>()?),
         })
     }
 }

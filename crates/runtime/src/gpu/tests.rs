@@ -22,6 +22,7 @@ fn backend(gpu: &Gpu, model: &Model, graphs: Graphs) -> GpuBackend {
         max_seqs: N_SEQS,
         page: PAGE,
         n_blocks: N_SEQS,
+        n_slots: 0,
         kv_type: KvType::F16,
         graphs,
         isa: Isa::detect(),

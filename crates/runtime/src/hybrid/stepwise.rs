@@ -17,6 +17,7 @@ pub(crate) struct Residency {
     routings: Vec<Side>,
     /// KV caches.
     layers: Vec<Side>,
+    states: Vec<Side>,
 }
 
 impl Residency {
@@ -37,6 +38,9 @@ impl Residency {
                 .collect(),
             routings: vec![Side::Cpu; cpu.n_routings],
             layers: cpu.kv.iter().map(|kv| home(kv.n_kv_heads > 0)).collect(),
+            states: { cpu.states.iter() }
+                .map(|state| home(state.len > 0))
+                .collect(),
         }
     }
 
@@ -119,7 +123,7 @@ impl Stepwise for HybridBackend {
             acts: merged(&residency.acts, &cpu.acts, &gpu.acts),
             routings: merged(&residency.routings, &cpu.routings, &gpu.routings),
             cache: merged(&residency.layers, &cpu.cache, &gpu.cache),
-            states: Cow::Owned(cpu.states.into_owned()),
+            states: merged(&residency.states, &cpu.states, &gpu.states),
         })
     }
 }

@@ -42,6 +42,7 @@ fn options() -> HybridOptions {
             max_seqs: 1,
             page: PAGE,
             n_blocks: 1,
+            n_slots: 0,
             kv_type: KvType::F16,
             graphs: Graphs::On,
             isa,

@@ -13,7 +13,7 @@ const CROSSING_BYTES: u64 = 512 << 10;
 
 /// Bytes of weights and cache that the CPU reads for one token in the middle of the context, and crossings.
 pub(crate) struct CpuBytes {
-    /// The first operation of each layer.
+    /// The first operation on the GPU if the layers from each one on are there.
     starts: Vec<usize>,
     /// The bytes of all operations before each operation.
     before: Vec<u64>,
@@ -52,7 +52,7 @@ impl CpuBytes {
             before[at + 1] = before[at] + bytes;
         }
         let divided = Split {
-            n_gpu_layers: plan.kv.len(),
+            n_gpu_layers: plan.layers.len(),
             experts: Side::Cpu,
         };
         let mut crossing = vec![0; n_ops + 1];

@@ -403,7 +403,7 @@ fn a_fit_says_how_much_of_a_model_fits() {
     let enough = on_gpu(whole.needed_bytes, GIB).unwrap();
     assert_eq!(enough.fits, Fits::Whole);
     let less = on_gpu(whole.needed_bytes - MIB, GIB).unwrap();
-    let of = model.plan.kv.len();
+    let of = model.plan.layers.len();
     assert!(
         matches!(less.fits, Fits::Layers { n, of: all } if (1..=of).contains(&n) && all == of),
         "{less:?}"
