@@ -9,13 +9,16 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use rocmforge_gguf::GgmlType;
+use rocmforge_quantize::synthetic::Shape;
 
 use super::models::types;
 use super::proof::{Proof, Words as _, log, run as run_command};
 
 /// One of each architecture and each kind of MoE model, the slowest first so that none is left to run alone.
-const SHAPES: [&str; 14] = [
+const SHAPES: [&str; 16] = [
     "mixtral-8x7b",
+    "qwen3.5-35b-a3b",
+    "qwen3.5-27b",
     "qwen3-30b-a3b",
     "qwen1.5-moe-a2.7b",
     "olmo2-7b",
@@ -109,7 +112,7 @@ fn compare(proof: &Proof, model: &str, path: &Path) -> Result<()> {
     let mut command = proof.with_image(Command::new("timeout"));
     command.words("-k 5").arg(proof.args.limit.to_string());
     command.arg(compare.get_program()).args(compare.get_args());
-    let layers = proof.args.layers;
+    let layers = proof.args.layers.max(interval(model));
     command.words(&format!(
         "--synthetic {model} --layers {layers} --threads 1"
     ));
@@ -118,6 +121,13 @@ fn compare(proof: &Proof, model: &str, path: &Path) -> Result<()> {
         BATCHES.join(",")
     ));
     run_command(log(&mut command, path)?)
+}
+
+/// Layers of which one of each kind is among them.
+fn interval(model: &str) -> usize {
+    let shape = model.split(':').next().and_then(Shape::find);
+    let linear = shape.and_then(|shape| shape.linear);
+    linear.map_or(1, |linear| linear.interval)
 }
 
 /// What the output of `compare-devices` says of a model.

@@ -20,7 +20,7 @@ use crate::options::QuantizeOptions;
 use crate::plan::{TensorPlan, choose_types};
 
 pub use named::SyntheticError;
-pub use shapes::{SHAPES, Shape, ShapeExperts, ShapeLatent};
+pub use shapes::{SHAPES, Shape, ShapeExperts, ShapeLatent, ShapeLinear};
 
 /// Number of values in a stock.
 const STOCK: usize = 1 << 20;
@@ -171,7 +171,11 @@ impl Synthetic {
             ),
             (
                 "rope.dimension_count",
-                shape.latent.map_or(shape.head_dim, |l| l.n_rot),
+                match (shape.latent, shape.linear) {
+                    (Some(latent), _) => latent.n_rot,
+                    (None, Some(linear)) => linear.n_rot,
+                    (None, None) => shape.head_dim,
+                },
             ),
             ("vocab_size", shape.n_vocab),
         ] {

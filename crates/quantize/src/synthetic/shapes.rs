@@ -15,6 +15,8 @@ pub struct Shape {
     pub head_dim: usize,
     /// Latent attention, whose keys are `head_dim` wide.
     pub latent: Option<ShapeLatent>,
+    /// Gated delta nets in place of attention in most layers.
+    pub linear: Option<ShapeLinear>,
     pub n_vocab: usize,
     pub rope_base: f32,
     pub n_ctx: usize,
@@ -40,6 +42,23 @@ pub struct ShapeLatent {
     pub v_dim: usize,
     /// Leading layers without experts.
     pub n_dense: usize,
+}
+
+/// The shape of layers of linear attention (gated delta nets), and of attention beside them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeLinear {
+    /// The last layer of each so many has attention.
+    pub interval: usize,
+    /// Tokens that the convolution sees.
+    pub n_conv: usize,
+    /// Heads of values.
+    pub n_heads: usize,
+    /// Heads of queries and keys.
+    pub n_k_heads: usize,
+    /// Values per head of queries, keys and values.
+    pub dim: usize,
+    /// Rotated values of a head of attention.
+    pub n_rot: usize,
 }
 
 /// The shape of a mixture of experts (MoE).
@@ -72,6 +91,7 @@ const fn shape(
         n_kv_heads,
         head_dim,
         latent: None,
+        linear: None,
         n_vocab,
         rope_base,
         n_ctx,
@@ -147,6 +167,23 @@ const fn latent([q_rank, kv_rank, n_rot, v_dim, n_dense]: [usize; 5], shape: Sha
     }
 }
 
+/// Gated delta nets, of which each fourth layer has attention instead: heads of values and of keys, values per head, and
+/// rotated values of a head of attention.
+const fn linear([n_heads, n_k_heads, dim, n_rot]: [usize; 4], shape: Shape) -> Shape {
+    let linear = ShapeLinear {
+        interval: 4,
+        n_conv: 4,
+        n_heads,
+        n_k_heads,
+        dim,
+        n_rot,
+    };
+    Shape {
+        linear: Some(linear),
+        ..shape
+    }
+}
+
 /// All shapes: layers, embedding, feed-forward; heads, KV heads, head size; vocabulary, context; RoPE base, epsilon.
 #[rustfmt::skip]
 pub const SHAPES: &[Shape] = &[
@@ -167,6 +204,8 @@ pub const SHAPES: &[Shape] = &[
     window(4096, tied(shape(("gemma-2-2b", "gemma2"), [26, 2304, 9216], [8, 4, 256], [256_000, 8192], [1e4, 1e-6]))),
     window(1024, tied(shape(("gemma-3-4b", "gemma3"), [34, 2560, 10240], [8, 4, 256], [262_144, 131_072], [1e6, 1e-6]))),
     shape(("seed-oss-36b", "seed_oss"), [64, 5120, 27648], [80, 8, 128], [155_136, 524_288], [1e7, 1e-6]),
+    linear([48, 16, 128, 64], shape(("qwen3.5-27b", "qwen35"), [64, 5120, 17408], [24, 4, 256], [248_320, 262_144], [1e7, 1e-6])),
+    linear([32, 16, 128, 64], shared(512, [8, 256, 512], shape(("qwen3.5-35b-a3b", "qwen35moe"), [40, 2048, 512], [16, 2, 256], [248_320, 262_144], [1e7, 1e-6]))),
     latent([0, 512, 64, 128, 1], shared(2816, [6, 64, 1408], shape(("deepseek-v2-lite", "deepseek2"), [27, 2048, 10944], [16, 1, 192], [102_400, 163_840], [1e4, 1e-6]))),
     latent([1024, 256, 64, 128, 0], shared(2048, [4, 128, 2048], shape(("mistral-small-4-119b", "mistral4"), [36, 4096, 12288], [32, 1, 128], [131_072, 1_048_576], [1e4, 1e-6]))),
     latent([768, 256, 32, 64, 0], shape(("minicpm3-4b", "minicpm3"), [62, 2560, 6400], [40, 40, 96], [73_448, 32_768], [1e4, 1e-5])),

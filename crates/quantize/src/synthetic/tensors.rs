@@ -2,7 +2,7 @@
 
 use rocmforge_gguf::{GgmlType, TensorInfo, Writer};
 
-use super::shapes::{Shape, ShapeExperts, ShapeLatent};
+use super::shapes::{Shape, ShapeExperts, ShapeLatent, ShapeLinear};
 use super::{Tensor, Values};
 
 const NORM: Values = Values::Vector {
@@ -18,6 +18,16 @@ const BIAS: Values = Values::Vector {
 const GATE: Values = Values::Vector {
     mean: 0.0,
     reach: 0.05,
+};
+
+/// From heads that remember long to heads that forget soon.
+const DECAY: Values = Values::Vector {
+    mean: -0.4,
+    reach: 0.39,
+};
+const KERNEL: Values = Values::Vector {
+    mean: 0.1,
+    reach: 0.8,
 };
 
 /// Adds metadata that an architecture has beyond the usual.
@@ -61,6 +71,23 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
             let n_shared = shape.experts.map(|e| e.n_ff_shared.unwrap_or(0) / e.n_ff);
             w.set(&key("expert_shared_count"), n_shared.unwrap_or(1) as u32);
         }
+    }
+    if let Some(linear) = shape.linear {
+        for (name, value) in [
+            ("full_attention_interval", linear.interval),
+            ("ssm.conv_kernel", linear.n_conv),
+            ("ssm.inner_size", linear.n_heads * linear.dim),
+            ("ssm.state_size", linear.dim),
+            ("ssm.time_step_rank", linear.n_heads),
+            ("ssm.group_count", linear.n_k_heads),
+        ] {
+            w.set(&key(name), value as u32);
+        }
+        // Of the positions of text, height and width, which are equal for text.
+        let half = linear.n_rot as i32 / 2;
+        let third = half / 3 + 1;
+        let sections = vec![third, third, half - 2 * third, 0];
+        w.set(&key("rope.dimension_sections"), sections);
     }
     match arch {
         "granite" => {
@@ -109,15 +136,18 @@ pub(super) fn all(shape: &Shape, n_layers: usize) -> Vec<Tensor> {
                 "post_attention_norm",
                 "post_ffw_norm",
             ],
-            "seed_oss" => &["attn_norm", "post_attention_norm"],
+            "seed_oss" | "qwen35" | "qwen35moe" => &["attn_norm", "post_attention_norm"],
             _ => &["attn_norm", "ffn_norm"],
         };
         for norm in norms {
             all.norm(&name(norm), n_embd);
         }
-        match shape.latent {
-            Some(latent) => all.latent_attention(&name, latent),
-            None => all.attention(&name),
+        match (shape.latent, shape.linear) {
+            (Some(latent), _) => all.latent_attention(&name, latent),
+            (None, Some(linear)) if !(layer + 1).is_multiple_of(linear.interval) => {
+                all.linear_attention(&name, linear);
+            }
+            _ => all.attention(&name),
         }
         match shape.experts {
             Some(experts) if shape.latent.is_none_or(|latent| layer >= latent.n_dense) => {
@@ -159,7 +189,12 @@ impl List<'_> {
         match arch {
             "phi3" | "gpt2" => self.linear(&name("attn_qkv"), [n_embd, n_q + 2 * n_kv]),
             _ => {
-                self.linear(&name("attn_q"), [n_embd, n_q]);
+                // Each head of queries is followed by its gate.
+                let n_first = match self.shape.linear {
+                    Some(_) => 2 * n_q,
+                    None => n_q,
+                };
+                self.linear(&name("attn_q"), [n_embd, n_first]);
                 self.linear(&name("attn_k"), [n_embd, n_kv]);
                 self.linear(&name("attn_v"), [n_embd, n_kv]);
             }
@@ -171,7 +206,7 @@ impl List<'_> {
                     self.add(&name(&format!("attn_{part}.bias")), &[width], BIAS);
                 }
             }
-            "qwen3" | "qwen3moe" | "gemma3" => {
+            "qwen3" | "qwen3moe" | "qwen35" | "qwen35moe" | "gemma3" => {
                 self.norm(&name("attn_q_norm"), head_dim);
                 self.norm(&name("attn_k_norm"), head_dim);
             }
@@ -216,6 +251,28 @@ impl List<'_> {
             self.add(&name("attn_v_b.weight"), &of_values, Values::Matrix);
         }
         self.linear(&name("attn_output"), [n_heads * v_dim, n_embd]);
+    }
+
+    fn linear_attention(&mut self, name: &dyn Fn(&str) -> String, linear: ShapeLinear) {
+        let n_embd = self.shape.n_embd;
+        let ShapeLinear {
+            n_conv,
+            n_heads,
+            n_k_heads,
+            dim,
+            ..
+        } = linear;
+        let n_v = n_heads * dim;
+        let n_mixed = 2 * n_k_heads * dim + n_v;
+        self.linear(&name("attn_qkv"), [n_embd, n_mixed]);
+        self.linear(&name("attn_gate"), [n_embd, n_v]);
+        self.linear(&name("ssm_alpha"), [n_embd, n_heads]);
+        self.linear(&name("ssm_beta"), [n_embd, n_heads]);
+        self.add(&name("ssm_conv1d.weight"), &[n_conv, n_mixed], KERNEL);
+        self.add(&name("ssm_dt.bias"), &[n_heads], BIAS);
+        self.add(&name("ssm_a"), &[n_heads], DECAY);
+        self.norm(&name("ssm_norm"), dim);
+        self.linear(&name("ssm_out"), [n_v, n_embd]);
     }
 
     fn feed_forward(&mut self, name: &dyn Fn(&str) -> String) {
