@@ -1,8 +1,8 @@
 // Decode attention by multiply-adds: on all GPUs but NVIDIA's, and there for shapes that decode_matrix.h does not fit.
 //
 // A wave processes tiles of positions on its own: each lane has 8 dimensions of a key in one load of 16 or 8 bytes, and
-// DIM / 8 lanes (rounded up to a power of two) share a position; if these are more than a wave has, a lane has several
-// such eighths. The products of a tile are summed over lanes by
+// V_DIM / 8 lanes (rounded up to a power of two) share a position; if these are more than a wave has, or keys are wider
+// than values, a lane has several such eighths. The products of a tile are summed over lanes by
 // halving exchanges, which leave each lane with scores of its own, so that each exponential is computed once. Loads of
 // the next keys are in flight meanwhile. Codes are multiplied without their scales: the scale of a row is applied to
 // its scores and weights, the scale of a block to a lane's sums and weights.
@@ -42,16 +42,15 @@ template <u32 MASK, u32 N> DEV void sum_and_scatter(float* v) {
     }
 }
 
-template <u32 DIM, u32 HEADS> struct DecodeLanes {
-    // Lanes per position, eighths of a lane and the dimensions between them, positions per load of the wave, loads per
-    // tile, positions per tile.
-    static constexpr u32 LANES = min_of(next_power_of_2(DIM / 8), WARP_SIZE);
-    static constexpr u32 EIGHTHS = (DIM / 8 + LANES - 1) / LANES;
+template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
+    // Lanes per position, the dimensions between a lane's eighths, eighths of a lane, positions per load of the wave,
+    // loads per tile, positions per tile.
+    static constexpr u32 LANES = min_of(next_power_of_2(V_DIM / 8), WARP_SIZE);
     static constexpr u32 STRIDE = LANES * 8;
-    static constexpr u32 MINE = 8 * EIGHTHS;
+    template <u32 DIM> static constexpr u32 EIGHTHS = (DIM + STRIDE - 1) / STRIDE;
     static constexpr u32 SLOTS = WARP_SIZE / LANES;
-    static constexpr u32 LOADS = (HEADS <= 4 ? 8 : 4) / EIGHTHS;
-    static_assert(EIGHTHS == 1 || DIM % STRIDE == 0, "all lanes have as many eighths");
+    static constexpr u32 LOADS = (HEADS <= 4 ? 8 : 4) / EIGHTHS<K_DIM>;
+    static_assert(V_DIM <= K_DIM, "the wider one has more eighths");
     static constexpr u32 TILE = SLOTS * LOADS;
     // See ORDERS in kv/attention_decode.hip: the order depends on which positions a wave processes together.
     static constexpr u32 ORDER = TILE;
@@ -64,43 +63,50 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
     // Lanes of a position that hold scores of different heads.
     static constexpr u32 HEAD_LANES = HEADS / PER;
     static_assert(PER <= HEADS && SLOTS >= 1 && SLOTS <= 16, "the distribution of scores");
-    // Scales of blocks are loaded with the codes; the scale of a row only by the lanes that hold the position's scores.
-    static constexpr u32 N_SCALES = Kv::SCALES == kv::Scales::Block ? LOADS * EIGHTHS : 1;
-
-    // A lane's part of the keys or values of a tile.
-    struct Pieces {
-        typename Kv::Eight eight[LOADS * EIGHTHS];
-        typename Kv::Scale scale[N_SCALES];
+    // A lane's part of the keys or values of a tile. Scales of blocks are loaded with the codes; the scale of a row only
+    // by the lanes that hold the position's scores.
+    template <u32 DIM> struct Pieces {
+        typename Kv::Eight eight[LOADS * EIGHTHS<DIM>];
+        typename Kv::Scale scale[Kv::SCALES == kv::Scales::Block ? LOADS * EIGHTHS<DIM> : 1];
     };
 
     const DecodeParams& p;
     const DecodeJob& job;
-    u32 slot, dim;
+    u32 slot;
+
+    // The first dimension of an eighth of the lane; past the end of a row there is none, and it is 0.
+    template <u32 DIM> static DEV_MEMBER bool has(u32 e) {
+        return DIM % STRIDE == 0 || lane() % LANES * 8 + e * STRIDE < DIM;
+    }
+    template <u32 DIM> static DEV_MEMBER u32 dim_of(u32 e) {
+        return has<DIM>(e) ? lane() % LANES * 8 + e * STRIDE : 0;
+    }
 
     // Loads the pieces of the positions from `tile` on. Unseen positions may hold anything.
-    DEV_MEMBER void load(const kv::Planes& from, u32 tile, Pieces& to) const {
+    template <u32 DIM> DEV_MEMBER void load(const kv::Planes& from, u32 tile, Pieces<DIM>& to) const {
         u64 run = 0;
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
             if (i * SLOTS % RUN == 0) run = row_of(min_of(tile + i * SLOTS, job.span.last & ~(RUN - 1))) + slot;
 #pragma unroll
-            for (u32 e = 0; e < EIGHTHS; e++) {
-                to.eight[i * EIGHTHS + e] = Kv::load(from, run + i * SLOTS % RUN, DIM, dim + e * STRIDE);
+            for (u32 e = 0; e < EIGHTHS<DIM>; e++) {
+                const u32 at = i * EIGHTHS<DIM> + e;
+                to.eight[at] = Kv::load(from, run + i * SLOTS % RUN, DIM, dim_of<DIM>(e));
                 if constexpr (Kv::SCALES == kv::Scales::Block)
-                    to.scale[i * EIGHTHS + e] = Kv::load_scale(from, run + i * SLOTS % RUN, DIM, dim + e * STRIDE);
+                    to.scale[at] = Kv::load_scale(from, run + i * SLOTS % RUN, DIM, dim_of<DIM>(e));
             }
         }
         if constexpr (Kv::SCALES == kv::Scales::Row)
             to.scale[0] = Kv::load_scale(from, row_of(min_of(position_of_scores(tile), job.span.last)), DIM, 0);
     }
     // Zeroes the values of unseen positions: their weight is 0, but 0 * NaN is not.
-    DEV_MEMBER void blank(u32 tile, Pieces& values) const {
+    DEV_MEMBER void blank(u32 tile, Pieces<V_DIM>& values) const {
         if (job.sees_all(tile, TILE)) return;
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
             if (job.sees(tile + i * SLOTS + slot)) continue;
 #pragma unroll
-            for (u32 e = i * EIGHTHS; e < (i + 1) * EIGHTHS; e++) {
+            for (u32 e = i * EIGHTHS<V_DIM>; e < (i + 1) * EIGHTHS<V_DIM>; e++) {
                 values.eight[e] = {};
                 if constexpr (Kv::SCALES == kv::Scales::Block) values.scale[e] = {};
             }
@@ -117,20 +123,19 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
     static constexpr u32 held(u32 load, u32 head) { return (load * HEADS + head) % PER; }
 
     static DEV_MEMBER void run(const DecodeParams& p, const DecodeJob& job) {
-        u32 in_slot = lane() % LANES;
-        bool unused = in_slot * 8 >= DIM;
-        DecodeLanes d{p, job, lane() / LANES, unused ? 0 : in_slot * 8};
-        d.attend(unused);
+        DecodeLanes d{p, job, lane() / LANES};
+        d.attend();
     }
 
-    DEV_MEMBER void attend(bool unused) {
-        float q[HEADS][MINE], acc[HEADS][MINE], greatest[PER], sum[PER];
-        float factor = unused ? 0.0f : p.scores.query_factor(job.span.last);
+    DEV_MEMBER void attend() {
+        float q[HEADS][8 * EIGHTHS<K_DIM>], acc[HEADS][8 * EIGHTHS<V_DIM>], greatest[PER], sum[PER];
+        const float all = p.scores.query_factor(job.span.last);
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++) {
 #pragma unroll
-            for (u32 e = 0; e < EIGHTHS; e++) {
-                const float* from = job.query(p, h, DIM) + dim + e * STRIDE;
+            for (u32 e = 0; e < EIGHTHS<K_DIM>; e++) {
+                const float factor = has<K_DIM>(e) ? all : 0.0f;
+                const float* from = job.query(p, h, K_DIM) + dim_of<K_DIM>(e);
                 f32x4 low = *(const f32x4*)from, high = *(const f32x4*)(from + 4);
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
@@ -139,7 +144,7 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
                 }
             }
 #pragma unroll
-            for (u32 i = 0; i < MINE; i++) acc[h][i] = 0.0f;
+            for (u32 i = 0; i < 8 * EIGHTHS<V_DIM>; i++) acc[h][i] = 0.0f;
         }
 #pragma unroll
         for (u32 i = 0; i < PER; i++) {
@@ -148,23 +153,25 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
         }
 
         u32 mine = uniform(job.begin + wave() * TILE), end = job.end;
-        Pieces k, v;
-        if (mine < end) load(p.cache.k, mine, k);
+        Pieces<K_DIM> k;
+        Pieces<V_DIM> v;
+        if (mine < end) load<K_DIM>(p.cache.k, mine, k);
         for (u32 tile = mine; tile < end; tile += N_WAVES * TILE) {
-            load(p.cache.v, tile, v);
+            load<V_DIM>(p.cache.v, tile, v);
             float s[N_SCORES];
 #pragma unroll
             for (u32 i = 0; i < LOADS; i++) {
 #pragma unroll
-                for (u32 e = 0; e < EIGHTHS; e++) {
+                for (u32 e = 0; e < EIGHTHS<K_DIM>; e++) {
                     float key[8];
-                    k.eight[i * EIGHTHS + e].unpack(key);
+                    k.eight[i * EIGHTHS<K_DIM> + e].unpack(key);
 #pragma unroll
                     for (u32 h = 0; h < HEADS; h++) {
                         float dot = 0.0f;
 #pragma unroll
                         for (u32 j = 0; j < 8; j++) dot = fma(key[j], q[h][e * 8 + j], dot);
-                        if constexpr (Kv::SCALES == kv::Scales::Block) dot *= Kv::factor(k.scale[i * EIGHTHS + e]);
+                        if constexpr (Kv::SCALES == kv::Scales::Block)
+                            dot *= Kv::factor(k.scale[i * EIGHTHS<K_DIM> + e]);
                         s[i * HEADS + h] = e == 0 ? dot : s[i * HEADS + h] + dot;
                     }
                 }
@@ -172,7 +179,7 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
             [[maybe_unused]] float key_factor = 1.0f;
             if constexpr (Kv::SCALES == kv::Scales::Row) key_factor = Kv::factor(k.scale[0]);
             u32 next = tile + N_WAVES * TILE;
-            if (next < end) load(p.cache.k, next, k);
+            if (next < end) load<K_DIM>(p.cache.k, next, k);
             sum_and_scatter<LANES / 2, N_SCORES>(s);
             float rescale[PER];
             u32 pos = position_of_scores(tile);
@@ -193,7 +200,7 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
             for (u32 h = 0; h < HEADS; h++) {
                 float r = shuffle(rescale[held(0, h)], holder(0, h));
 #pragma unroll
-                for (u32 j = 0; j < MINE; j++) acc[h][j] *= r;
+                for (u32 j = 0; j < 8 * EIGHTHS<V_DIM>; j++) acc[h][j] *= r;
             }
 #pragma unroll
             for (u32 i = 0; i < LOADS; i++) {
@@ -201,10 +208,11 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
                 for (u32 h = 0; h < HEADS; h++) {
                     float of_head = shuffle(s[held(i, h)], slot * LANES + holder(i, h));
 #pragma unroll
-                    for (u32 e = 0; e < EIGHTHS; e++) {
+                    for (u32 e = 0; e < EIGHTHS<V_DIM>; e++) {
                         float value[8], weight = of_head;
-                        v.eight[i * EIGHTHS + e].unpack(value);
-                        if constexpr (Kv::SCALES == kv::Scales::Block) weight *= Kv::factor(v.scale[i * EIGHTHS + e]);
+                        v.eight[i * EIGHTHS<V_DIM> + e].unpack(value);
+                        if constexpr (Kv::SCALES == kv::Scales::Block)
+                            weight *= Kv::factor(v.scale[i * EIGHTHS<V_DIM> + e]);
 #pragma unroll
                         for (u32 j = 0; j < 8; j++) acc[h][e * 8 + j] = fma(value[j], weight, acc[h][e * 8 + j]);
                     }
@@ -214,11 +222,10 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
         finish(acc, greatest, sum);
     }
 
-    DEV_MEMBER void finish(float (*acc)[MINE], const float* greatest, const float* sum) {
-        SHARED(float, sums, N_WAVES * HEADS * DIM);
+    DEV_MEMBER void finish(float (*acc)[8 * EIGHTHS<V_DIM>], const float* greatest, const float* sum) {
+        SHARED(float, sums, N_WAVES * HEADS * V_DIM);
         SHARED(float, stats, N_WAVES * HEADS * 2);
         // Lanes that hold the same head have weights of different positions, or the same weights DUP times.
-        u32 in_slot = lane() % LANES;
 #pragma unroll
         for (u32 i = 0; i < PER; i++) {
             float total = reduce_lanes<Sum, DUP * HEAD_LANES, WARP_SIZE>(sum[i]);
@@ -231,11 +238,11 @@ template <u32 DIM, u32 HEADS> struct DecodeLanes {
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++)
 #pragma unroll
-            for (u32 j = 0; j < MINE; j++) {
+            for (u32 j = 0; j < 8 * EIGHTHS<V_DIM>; j++) {
                 float total = reduce_lanes<Sum, LANES, WARP_SIZE>(acc[h][j]);
-                u32 at = dim + j / 8 * STRIDE + j % 8;
-                if (slot == 0 && in_slot * 8 < DIM) sums[(wave() * HEADS + h) * DIM + at] = total;
+                u32 at = dim_of<V_DIM>(j / 8) + j % 8;
+                if (slot == 0 && has<V_DIM>(j / 8)) sums[(wave() * HEADS + h) * V_DIM + at] = total;
             }
-        merge_waves<DIM, HEADS>(p, job, sums, stats);
+        merge_waves<V_DIM, HEADS>(p, job, sums, stats);
     }
 };

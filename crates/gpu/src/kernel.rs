@@ -29,8 +29,8 @@ pub(crate) struct Function {
     pub(crate) handle: Handle,
     /// Dynamic shared memory that its launches may use.
     pub(crate) shared_bytes: AtomicU32,
-    /// Threads per block and how many such blocks run at once.
-    pub(crate) concurrency: OnceLock<(u32, usize)>,
+    /// Threads and bytes of dynamic shared memory per block, and how many such blocks run at once.
+    pub(crate) concurrency: OnceLock<((u32, u32), usize)>,
 }
 
 // SAFETY: a driver's handle of a function may be used from any thread.

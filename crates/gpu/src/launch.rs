@@ -161,21 +161,21 @@ impl Gpu {
         Ok(())
     }
 
-    /// Returns how many blocks of `n_threads` threads the device runs at once, for a kernel without dynamic shared
-    /// memory.
+    /// Returns how many blocks the device runs at once, with as many threads and bytes of dynamic shared memory as `blocks`
+    /// says.
     pub(crate) fn n_concurrent_blocks<P>(
         &self,
         kernel: &Kernel<P>,
-        n_threads: u32,
+        blocks: (u32, u32),
     ) -> Result<usize, GpuError> {
         self.inner.ready()?;
         let function = self.function(kernel)?;
-        if let Some((_, known)) = function
-            .concurrency
-            .get()
-            .filter(|known| known.0 == n_threads)
-        {
+        if let Some((_, known)) = function.concurrency.get().filter(|known| known.0 == blocks) {
             return Ok(*known);
+        }
+        let (n_threads, shared_bytes) = blocks;
+        if shared_bytes > function.shared_bytes.load(Ordering::Acquire) {
+            self.allow_shared(kernel, function, shared_bytes)?;
         }
         let mut blocks_per_unit = 0;
         // SAFETY: the function is of a loaded module; the number is written before the call returns.
@@ -184,12 +184,12 @@ impl Gpu {
                 &raw mut blocks_per_unit,
                 function.handle,
                 n_threads as i32,
-                0,
+                shared_bytes as usize,
             )
         })?;
         let n_units = self.n_compute_units() as usize;
         let at_once = (usize::try_from(blocks_per_unit).unwrap_or(0) * n_units).max(1);
-        let _ = function.concurrency.set((n_threads, at_once));
+        let _ = function.concurrency.set((blocks, at_once));
         Ok(at_once)
     }
 

@@ -2,20 +2,21 @@
 //
 //     out[row, head] = sum_pos softmax_pos(q[row, head] . k[pos, head / group]) v[pos, head / group]
 //
-// q [n_rows, n_heads * dim] f32, out [n_rows, n_heads * dim] f32, the KV cache as in attention.h. Row t sees the
+// q [n_rows, n_heads * k_dim] f32, out [n_rows, n_heads * v_dim] f32, the KV cache as in attention.h. Row t sees the
 // positions first_seen(positions[t])..=positions[t] of its sequence. Padding rows are skipped.
 //
-// decode_DIM_HEADS: one block of 128 threads per (up to HEADS query heads of a KV head, split, row), so that each key
-// and value is loaded once for all heads that share it; by multiply-adds (decode_lanes.h) or on matrix units
-// (decode_matrix.h). Waves take tiles of positions in turn and run independently until the end, where their results are
-// merged in wave order. Shared memory: waves * HEADS * (DIM + 2) * 4 bytes, at most 33 KB.
+// decode_DIM_HEADS, decode_192_128_HEADS (keys of 192 values, and values of 128): one block of 128 threads per (up to
+// HEADS query heads of a KV head, split, row), so that each key and value is loaded once for all heads that share it; by
+// multiply-adds (decode_lanes.h) or on matrix units (decode_matrix.h). Waves take tiles of positions in turn and run
+// independently until the end, where their results are merged in wave order. Shared memory: waves * HEADS *
+// (v_dim + 2) * 4 bytes, at most 33 KB.
 //
-// decode_latent: values in the keys, one block of 128 threads per (up to 8 query heads of a KV head, split, row); see
-// decode_latent.h.
+// decode_latent: values in the keys, where kv/attention_prefill.hip has no kernel for them; one block of 128 threads per
+// (up to 8 query heads of a KV head, split, row); see decode_latent.h.
 //
 // A split is a range of positions. The host chooses the number of splits; their length follows from the row's position,
-// in multiples of GRAIN. A single split writes `out`; several write `partial`: [n_rows, n_heads, n_splits, dim] sums,
-// then [n_rows, n_heads, n_splits, 2] the exponent that weights are relative to, and their sum.
+// in multiples of GRAIN. A single split writes `out`; several write `partial`: [n_rows, n_heads, n_splits, v_dim]
+// sums, then [n_rows, n_heads, n_splits, 2] the exponent that weights are relative to, and their sum.
 //
 // combine: one block of 128 threads per (head, row) merges the splits in order. Shared memory: 2.6 KB.
 //
@@ -30,9 +31,9 @@
 
 #if defined(GPU_NVIDIA)
 template <u32 DIM, u32 HEADS, bool FITS = DecodeMatrix<DIM, HEADS>::FITS> struct Decode : DecodeMatrix<DIM, HEADS> {};
-template <u32 DIM, u32 HEADS> struct Decode<DIM, HEADS, false> : DecodeLanes<DIM, HEADS> {};
+template <u32 DIM, u32 HEADS> struct Decode<DIM, HEADS, false> : DecodeLanes<DIM, DIM, HEADS> {};
 #else
-template <u32 DIM, u32 HEADS> struct Decode : DecodeLanes<DIM, HEADS> {};
+template <u32 DIM, u32 HEADS> struct Decode : DecodeLanes<DIM, DIM, HEADS> {};
 #endif
 
 // One byte for each of HEADS = 1, 2, 4, 8, lowest first. Equal bytes mean that the same terms are added in the same
@@ -58,6 +59,17 @@ DECODE_DIM(256)
 constexpr u32 WIDE_ORDERS = Decode<512, 1>::ORDER | Decode<512, 2>::ORDER << 8 | Decode<512, 4>::ORDER << 16;
 EXPORT_U32(orders_512, WIDE_ORDERS)
 DECODE(512, 1) DECODE(512, 2) DECODE(512, 4)
+
+// Keys wider than values (MiMo 2): nor do eight of these.
+#define DECODE_192_128(HEADS)                                                                                          \
+    KERNEL(decode_192_128_##HEADS, DecodeParams, THREADS) {                                                            \
+        DecodeJob job;                                                                                                 \
+        if (DecodeJob::of_block<HEADS>(p, job)) DecodeLanes<192, 128, HEADS>::run(p, job);                             \
+    }
+constexpr u32 ORDERS_192_128 = DecodeLanes<192, 128, 1>::ORDER | DecodeLanes<192, 128, 2>::ORDER << 8 |
+                               DecodeLanes<192, 128, 4>::ORDER << 16;
+EXPORT_U32(orders_192_128, ORDERS_192_128)
+DECODE_192_128(1) DECODE_192_128(2) DECODE_192_128(4)
 
 KERNEL(decode_latent, DecodeParams, THREADS) {
     DYNAMIC_SHARED(float, memory);

@@ -1,5 +1,5 @@
 //! Attention over the paged KV cache: `kernels/kv/attention_decode.hip` for steps with few rows per sequence,
-//! `kernels/kv/attention_prefill.hip` for others.
+//! `kernels/kv/attention_prefill.hip` for others and, where it has a kernel for them, for latent layers.
 
 use rocmforge_plan::{Alibi, Growth, Mask, Values};
 
@@ -18,19 +18,48 @@ const THREADS: u32 = 128;
 /// Up to this many rows per sequence, each row is computed on its own, spread over all processors (decode). With more,
 /// rows share their loads (prefill).
 const MAX_DECODE_ROWS: usize = 4;
-/// `GRAIN` of `kernels/decode.h` and of `kernels/kv/attention_prefill.hip`, and `MAX_SPLITS` of `kernels/parts.h`.
+/// Lengths of splits are multiples of this: of few rows per sequence (`GRAIN` of `kernels/decode.h`), and of more.
 const SPLIT_GRAIN: usize = 64;
 const PREFILL_GRAIN: usize = 256;
+/// `MAX_SPLITS` of `kernels/parts.h`.
 const MAX_SPLITS: usize = 128;
 /// Partial results that fit the scratch memory; more rows than that are not split.
 const MAX_PARTS: usize = 512;
-/// Head dimensions with specialized kernels.
-const FAST_DIMS: [usize; 6] = [64, 80, 96, 128, 256, 512];
-/// Head dimensions with kernels for prompts.
-const PREFILL_DIMS: [usize; 6] = [32, 64, 80, 96, 128, 256];
+/// Widths of keys and values with specialized kernels for few rows.
+const FAST_WIDTHS: [[usize; 2]; 7] = [
+    [64, 64],
+    [80, 80],
+    [96, 96],
+    [128, 128],
+    [192, 128],
+    [256, 256],
+    [512, 512],
+];
+/// Widths of keys and values with kernels for prompts.
+const PREFILL_WIDTHS: [[usize; 2]; 8] = [
+    [32, 32],
+    [64, 64],
+    [80, 80],
+    [96, 96],
+    [128, 128],
+    [192, 128],
+    [256, 256],
+    [512, 512],
+];
+/// The same where the values are in the keys.
+const LATENT_WIDTHS: [[usize; 2]; 3] = [[576, 512], [320, 256], [288, 256]];
+/// Threads per block of the kernels of `kernels/prefill_columns.h`, and the constants with their shared memory: that for
+/// wide heads, then those of [`LATENT_WIDTHS`].
+const COLUMN_THREADS: u32 = 256;
+const COLUMN_BYTES: [&str; 1 + LATENT_WIDTHS.len()] = [
+    "prefill_512_bytes",
+    "prefill_latent_576_512_bytes",
+    "prefill_latent_320_256_bytes",
+    "prefill_latent_288_256_bytes",
+];
 /// Returns the maximum number of query heads per block. Those of a block of wide heads would not fit into registers.
-fn max_heads(dim: usize) -> usize {
-    if dim > 256 { 4 } else { 8 }
+fn max_heads([k_dim, v_dim]: [usize; 2]) -> usize {
+    if k_dim > 256 || k_dim != v_dim { 4 } else { 8 }
 }
 /// Query heads and positions that a block of the kernel of latent layers keeps in shared memory, and its widest keys:
 /// `QUERIES`, `KEYS` and `MAX_K_DIM` of `kernels/decode_latent.h`. A thread has four values.
@@ -64,10 +93,14 @@ pub struct AttentionScratch {
     n_ctx: usize,
     /// Threads per wave of this GPU.
     wave_size: u32,
-    /// Maximum head dimension of the prefill kernels. Wider heads use the decode kernels.
+    /// Maximum width of keys of the prefill kernels. Wider heads use the decode kernels.
     widest_prefill: u32,
-    /// Summation orders of the decode kernel of each of [`FAST_DIMS`].
-    orders: [Orders; FAST_DIMS.len()],
+    /// Queries of a block of the kernels of `kernels/prefill_columns.h`, and its bytes of shared memory; 0 where there are
+    /// none.
+    column_queries: u32,
+    column_bytes: [u32; COLUMN_BYTES.len()],
+    /// Summation orders of the decode kernel of each of [`FAST_WIDTHS`].
+    orders: [Orders; FAST_WIDTHS.len()],
 }
 
 impl AttentionScratch {
@@ -88,15 +121,24 @@ impl AttentionScratch {
         };
         let decode = gpu.kernels().attention_decode.of(ty);
         let prefill = gpu.kernels().attention_prefill.of(ty).prefill_64.module;
-        let mut orders = [Orders(0); FAST_DIMS.len()];
-        for (orders, dim) in orders.iter_mut().zip(FAST_DIMS) {
-            *orders = Orders(gpu.constant(decode.generic.module, orders_name(dim))?);
+        let mut orders = [Orders(0); FAST_WIDTHS.len()];
+        for (orders, name) in orders.iter_mut().zip(ORDERS_NAMES) {
+            *orders = Orders(gpu.constant(decode.generic.module, name)?);
+        }
+        let column_queries = gpu.constant(prefill, "column_queries")?;
+        let mut column_bytes = [0; COLUMN_BYTES.len()];
+        if column_queries > 0 {
+            for (bytes, name) in column_bytes.iter_mut().zip(COLUMN_BYTES) {
+                *bytes = gpu.constant(prefill, name)?;
+            }
         }
         Ok(AttentionScratch {
             partial: gpu.alloc::<f32>(parts * n_heads * (v_dim + 2))?,
             n_ctx,
             wave_size: gpu.constant(prefill, "wave_size")?,
             widest_prefill: gpu.constant(prefill, "widest")?,
+            column_queries,
+            column_bytes,
             orders,
         })
     }
@@ -225,10 +267,12 @@ struct PrefillParams {
     scores: ScoreParams,
     n_rows: u32,
     n_heads: u32,
-    dim: u32,
+    v_dim: u32,
     tile_rows: u32,
     tile_heads: u32,
     n_splits: u32,
+    grain: u32,
+    pad: u32,
 }
 
 layout!(PrefillParams {
@@ -241,13 +285,15 @@ layout!(PrefillParams {
     scores,
     n_rows,
     n_heads,
-    dim,
+    v_dim,
     tile_rows,
     tile_heads,
-    n_splits
+    n_splits,
+    grain,
+    pad
 });
 
-const _: () = assert!(size_of::<PrefillParams>() == 168);
+const _: () = assert!(size_of::<PrefillParams>() == 176);
 
 /// What the kernels must know of the rows of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,8 +318,8 @@ impl RowKind {
 /// Whether heads of these dimensions have specialized kernels. Others use a slow generic kernel.
 pub fn is_fast(k_dim: usize, v_dim: usize, values: Values, rows: RowKind) -> bool {
     match values {
-        Values::Apart if rows == RowKind::Wide => k_dim == v_dim && PREFILL_DIMS.contains(&k_dim),
-        Values::Apart => k_dim == v_dim && FAST_DIMS.contains(&k_dim),
+        Values::Apart if rows == RowKind::Wide => has_prefill(k_dim, v_dim, values),
+        Values::Apart => FAST_WIDTHS.contains(&[k_dim, v_dim]),
         Values::InKeys if rows == RowKind::Wide => false,
         Values::InKeys => {
             k_dim.is_multiple_of(8)
@@ -281,6 +327,14 @@ pub fn is_fast(k_dim: usize, v_dim: usize, values: Values, rows: RowKind) -> boo
                 && k_dim <= LATENT_K_DIM
                 && v_dim <= LATENT_V_DIM
         }
+    }
+}
+
+/// Whether some GPUs have a kernel for prompts with keys and values of these widths.
+fn has_prefill(k_dim: usize, v_dim: usize, values: Values) -> bool {
+    match values {
+        Values::Apart => PREFILL_WIDTHS.contains(&[k_dim, v_dim]),
+        Values::InKeys => LATENT_WIDTHS.contains(&[k_dim, v_dim]),
     }
 }
 
@@ -312,24 +366,16 @@ impl Orders {
     }
 }
 
-/// Returns the name of the constant with the [`Orders`] of a head dimension.
-fn orders_name(dim: usize) -> &'static str {
-    const NAMES: [&str; FAST_DIMS.len()] = [
-        "orders_64",
-        "orders_80",
-        "orders_96",
-        "orders_128",
-        "orders_256",
-        "orders_512",
-    ];
-    NAMES[fast_dim(dim)]
-}
-
-/// Returns the index of a head dimension in [`FAST_DIMS`].
-fn fast_dim(dim: usize) -> usize {
-    let place = FAST_DIMS.iter().position(|&d| d == dim);
-    place.expect("the head dimension has a specialized kernel")
-}
+/// The constants with the [`Orders`] of each of [`FAST_WIDTHS`].
+const ORDERS_NAMES: [&str; FAST_WIDTHS.len()] = [
+    "orders_64",
+    "orders_80",
+    "orders_96",
+    "orders_128",
+    "orders_192_128",
+    "orders_256",
+    "orders_512",
+];
 
 kernels! {
     struct DecodeKernels {
@@ -349,6 +395,9 @@ kernels! {
         decode_128_2: DecodeParams,
         decode_128_4: DecodeParams,
         decode_128_8: DecodeParams,
+        decode_192_128_1: DecodeParams,
+        decode_192_128_2: DecodeParams,
+        decode_192_128_4: DecodeParams,
         decode_256_1: DecodeParams,
         decode_256_2: DecodeParams,
         decode_256_4: DecodeParams,
@@ -369,15 +418,20 @@ kernels! {
         prefill_80: PrefillParams,
         prefill_96: PrefillParams,
         prefill_128: PrefillParams,
+        prefill_192_128: PrefillParams,
         prefill_256: PrefillParams,
+        prefill_512: PrefillParams,
+        prefill_latent_576_512: PrefillParams,
+        prefill_latent_320_256: PrefillParams,
+        prefill_latent_288_256: PrefillParams,
         combine_rows: PrefillParams,
     }
 }
 
 impl DecodeKernels {
-    /// Returns the kernel for a head dimension and a number of query heads per block.
-    fn of(&self, dim: usize, heads: usize) -> &Kernel<DecodeParams> {
-        let of_dim: &[&Kernel<DecodeParams>] = match dim {
+    /// Returns the kernel for a width of keys and a number of query heads per block.
+    fn of(&self, k_dim: usize, heads: usize) -> &Kernel<DecodeParams> {
+        let of_dim: &[&Kernel<DecodeParams>] = match k_dim {
             64 => &[
                 &self.decode_64_1,
                 &self.decode_64_2,
@@ -402,6 +456,11 @@ impl DecodeKernels {
                 &self.decode_128_4,
                 &self.decode_128_8,
             ],
+            192 => &[
+                &self.decode_192_128_1,
+                &self.decode_192_128_2,
+                &self.decode_192_128_4,
+            ],
             512 => &[&self.decode_512_1, &self.decode_512_2, &self.decode_512_4],
             _ => &[
                 &self.decode_256_1,
@@ -414,18 +473,61 @@ impl DecodeKernels {
     }
 }
 
+/// A kernel of `kernels/kv/attention_prefill.hip`, and its blocks.
+struct Prefill<'k> {
+    kernel: &'k Kernel<PrefillParams>,
+    n_queries: usize,
+    n_threads: u32,
+    shared_bytes: u32,
+}
+
 impl PrefillKernels {
-    /// Returns the kernel for a head dimension, and its waves per block. Each wave handles 16 queries.
-    fn of(&self, dim: usize) -> (&Kernel<PrefillParams>, u32) {
-        match dim {
-            32 => (&self.prefill_32, 4),
-            64 => (&self.prefill_64, 4),
-            80 => (&self.prefill_80, 4),
-            96 => (&self.prefill_96, 4),
-            128 => (&self.prefill_128, 4),
-            _ => (&self.prefill_256, 2),
+    /// Returns the kernel for a shape of which [`has_prefill`] is true.
+    fn of(&self, shape: &KvShape, scratch: &AttentionScratch) -> Prefill<'_> {
+        // Each wave has 16 queries.
+        let rows = |kernel, n_waves: u32| Prefill {
+            kernel,
+            n_queries: 16 * n_waves as usize,
+            n_threads: n_waves * scratch.wave_size,
+            shared_bytes: 0,
+        };
+        // All waves share the queries.
+        let columns = |kernel, place: usize| Prefill {
+            kernel,
+            n_queries: scratch.column_queries as usize,
+            n_threads: COLUMN_THREADS,
+            shared_bytes: scratch.column_bytes[place],
+        };
+        match (shape.values, shape.k_dim) {
+            (Values::InKeys, 576) => columns(&self.prefill_latent_576_512, 1),
+            (Values::InKeys, 320) => columns(&self.prefill_latent_320_256, 2),
+            (Values::InKeys, _) => columns(&self.prefill_latent_288_256, 3),
+            (Values::Apart, 32) => rows(&self.prefill_32, 4),
+            (Values::Apart, 64) => rows(&self.prefill_64, 4),
+            (Values::Apart, 80) => rows(&self.prefill_80, 4),
+            (Values::Apart, 96) => rows(&self.prefill_96, 4),
+            (Values::Apart, 128) => rows(&self.prefill_128, 4),
+            (Values::Apart, 192) => rows(&self.prefill_192_128, 2),
+            (Values::Apart, 256) => rows(&self.prefill_256, 2),
+            (Values::Apart, _) => columns(&self.prefill_512, 0),
         }
     }
+}
+
+/// Returns how many rows, and heads of a group of `group`, are the queries of a block that has `n_queries`: as many heads
+/// as possible, unless so many places stay empty that other tiles are fewer by an eighth. `n_rows` are the most rows of a
+/// sequence.
+fn tile_of(group: usize, n_queries: usize, n_rows: usize) -> [usize; 2] {
+    let tile = |parts: usize| {
+        let heads = group.div_ceil(parts);
+        [n_queries / heads, heads]
+    };
+    let n_tiles = |parts: usize| parts * n_rows.div_ceil(tile(parts)[0]);
+    let fewest_parts = group.div_ceil(n_queries);
+    let all = fewest_parts..=group;
+    let fewest = all.clone().map(n_tiles).min().unwrap_or(0);
+    let mut good = all.filter(|&parts| n_tiles(parts) * 8 <= fewest * 9);
+    tile(good.next().unwrap_or(fewest_parts))
 }
 
 /// The queries of an attention operation, and the memory for its results.
@@ -468,7 +570,8 @@ pub fn attention(
         values,
         ..
     } = kv.shape;
-    let is_for_prefill = k_dim <= scratch.widest_prefill as usize;
+    let is_for_prefill =
+        has_prefill(k_dim, v_dim, values) && k_dim <= scratch.widest_prefill as usize;
     let is_short = step.max_rows_of_seq <= MAX_DECODE_ROWS && !gpu.takes(Variant::AttentionPrefill);
     let rows = RowKind::of(queries.scores.mask, queries.scores.alibi);
     if !is_fast(k_dim, v_dim, values, rows) || gpu.takes(Variant::AttentionGeneric) {
@@ -479,7 +582,10 @@ pub fn attention(
             false => call.generic(),
         }
     } else if values == Values::InKeys {
-        call.latent()
+        match is_for_prefill && !gpu.takes(Variant::AttentionDecode) {
+            true => call.prefill(),
+            false => call.latent(),
+        }
     } else if is_short || !is_for_prefill || gpu.takes(Variant::AttentionDecode) {
         call.decode()
     } else {
@@ -504,7 +610,7 @@ impl DecodeExtents {
     fn most_heads(&self) -> usize {
         self.group()
             .next_power_of_two()
-            .min(max_heads(self.kv.k_dim))
+            .min(max_heads([self.kv.k_dim, self.kv.v_dim]))
     }
 
     /// Blocks per row and split.
@@ -519,7 +625,7 @@ impl DecodeExtents {
             return Ok(1);
         }
         let heads = self.most_heads();
-        let at_once = gpu.n_concurrent_blocks(self.kernel(gpu, heads), THREADS)?;
+        let at_once = gpu.n_concurrent_blocks(self.kernel(gpu, heads), (THREADS, 0))?;
         let of_row = [self.n_blocks(heads), self.n_heads * (self.kv.v_dim + 2)];
         let all = of_row.map(|n| self.n_rows * n);
         Ok(scratch.n_splits(all, SPLIT_GRAIN, at_once))
@@ -551,7 +657,9 @@ impl DecodeExtents {
     /// Whether blocks of `heads` query heads, at most the default number, give the same bits.
     fn gives_equal_bits(&self, heads: usize, scratch: &AttentionScratch) -> bool {
         let most = self.most_heads();
-        let orders = scratch.orders[fast_dim(self.kv.k_dim)];
+        let widths = [self.kv.k_dim, self.kv.v_dim];
+        let place = FAST_WIDTHS.iter().position(|&fast| fast == widths);
+        let orders = scratch.orders[place.expect("the widths have a specialized kernel")];
         heads.is_power_of_two() && heads <= most && orders.are_equal(heads, most)
     }
 
@@ -687,6 +795,12 @@ impl Call<'_> {
         self.gpu.launch(combine, grid, THREADS, 0, &params)
     }
 
+    /// Shared memory of a block of `decode_latent`.
+    fn latent_bytes(&self) -> u32 {
+        let floats = (LATENT_HEADS + LATENT_KEYS) * self.kv.shape.k_dim;
+        (floats * size_of::<f32>()) as u32
+    }
+
     /// Rows of decode steps and of prompts alike.
     fn latent(&self) -> Result<(), GpuError> {
         let kernel = &self.kernels().decode_latent;
@@ -695,18 +809,17 @@ impl Call<'_> {
         let n_splits = match self.gpu.takes(Variant::SplitsOff) {
             true => 1,
             false => {
-                let at_once = self.gpu.n_concurrent_blocks(kernel, THREADS)?;
+                let blocks = (THREADS, self.latent_bytes());
+                let at_once = self.gpu.n_concurrent_blocks(kernel, blocks)?;
                 let of_row = [n_blocks, n_heads * (self.kv.shape.v_dim + 2)];
                 let all = of_row.map(|n| n_rows * n);
                 self.scratch.n_splits(all, SPLIT_GRAIN, at_once)
             }
         };
-        let floats = (LATENT_HEADS + LATENT_KEYS) * self.kv.shape.k_dim;
-        let shared_bytes = (floats * size_of::<f32>()) as u32;
         let params = self.decode_params(n_splits);
         let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];
         self.gpu
-            .launch(kernel, grid, THREADS, shared_bytes, &params)?;
+            .launch(kernel, grid, THREADS, self.latent_bytes(), &params)?;
         if n_splits == 1 {
             return Ok(());
         }
@@ -728,25 +841,34 @@ impl Call<'_> {
         )
     }
 
+    /// Rows of prompts, and of latent layers in decode steps too.
     fn prefill(&self) -> Result<(), GpuError> {
         let kernels = self.gpu.kernels().attention_prefill.of(self.kv.shape.ty);
-        let (kernel, n_waves) = kernels.of(self.kv.shape.k_dim);
-        let n_queries = 16 * n_waves as usize;
-        let tile_heads = self.group().min(n_queries);
-        let tile_rows = n_queries / tile_heads;
-        let n_tiles = self.step.max_rows_of_seq.div_ceil(tile_rows);
+        let Prefill {
+            kernel,
+            n_queries,
+            n_threads,
+            shared_bytes,
+        } = kernels.of(&self.kv.shape, self.scratch);
+        let most_rows = self.step.max_rows_of_seq;
+        let [tile_rows, tile_heads] = tile_of(self.group(), n_queries, most_rows);
+        let n_tiles = most_rows.div_ceil(tile_rows);
         let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(tile_heads);
-        let n_threads = n_waves * self.scratch.wave_size;
         let (n_rows, n_seqs) = (self.step.n_rows(), self.step.n_seqs());
-        let (n_heads, dim) = (self.queries.n_heads, self.kv.shape.v_dim);
+        let (n_heads, v_dim) = (self.queries.n_heads, self.kv.shape.v_dim);
+        let grain = match most_rows <= MAX_DECODE_ROWS {
+            true => SPLIT_GRAIN,
+            false => PREFILL_GRAIN,
+        };
         let n_splits = match self.gpu.takes(Variant::SplitsOff) {
             true => 1,
             false => {
-                let at_once = self.gpu.n_concurrent_blocks(kernel, n_threads)?;
+                let blocks = (n_threads, shared_bytes);
+                let at_once = self.gpu.n_concurrent_blocks(kernel, blocks)?;
                 // At most so many tiles have rows.
-                let n_blocks = (n_seqs + n_rows / tile_rows) * n_blocks;
-                let all = [n_blocks, n_rows * n_heads * (dim + 2)];
-                self.scratch.n_splits(all, PREFILL_GRAIN, at_once)
+                let n_tiles = n_rows.min(n_seqs + n_rows / tile_rows);
+                let all = [n_tiles * n_blocks, n_rows * n_heads * (v_dim + 2)];
+                self.scratch.n_splits(all, grain, at_once)
             }
         };
         let params = PrefillParams {
@@ -759,13 +881,16 @@ impl Call<'_> {
             scores: self.scores(),
             n_rows: n_rows as u32,
             n_heads: n_heads as u32,
-            dim: dim as u32,
+            v_dim: v_dim as u32,
             tile_rows: tile_rows as u32,
             tile_heads: tile_heads as u32,
             n_splits: n_splits as u32,
+            grain: grain as u32,
+            pad: 0,
         };
         let grid = [n_tiles as u32, n_blocks as u32, (n_seqs * n_splits) as u32];
-        self.gpu.launch(kernel, grid, n_threads, 0, &params)?;
+        self.gpu
+            .launch(kernel, grid, n_threads, shared_bytes, &params)?;
         if n_splits == 1 {
             return Ok(());
         }
@@ -812,7 +937,29 @@ impl Call<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::splits_of;
+    use super::{splits_of, tile_of};
+
+    #[test]
+    fn tiles_leave_few_places_empty() {
+        for (group, n_queries, n_rows, expected) in [
+            (1, 64, 600, [64, 1]),
+            (7, 64, 600, [9, 7]),
+            (8, 32, 600, [4, 8]),
+            (16, 32, 600, [2, 16]),
+            // 20 heads of a row leave 12 places, three rows of 10 heads two.
+            (20, 32, 600, [3, 10]),
+            (20, 32, 1, [1, 20]),
+            (128, 32, 600, [1, 32]),
+            (40, 32, 600, [3, 10]),
+            (3, 16, 0, [5, 3]),
+        ] {
+            assert_eq!(
+                tile_of(group, n_queries, n_rows),
+                expected,
+                "{group} heads, {n_queries} queries"
+            );
+        }
+    }
 
     #[test]
     fn splits_fill_the_device() {

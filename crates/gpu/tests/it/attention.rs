@@ -303,16 +303,14 @@ impl Data {
 
 impl Case {
     /// Returns the variants whose kernels are the usual ones for these rows, with the same bits: some rows have one kernel,
-    /// and of the others a few are for decoding.
+    /// of latent layers those of prompts are usual, and of the others a few rows are for decoding.
     fn usual_variants(&self) -> &'static [&'static str] {
-        let has_one_kind = self.values == Values::InKeys
-            || self.scores.mask.looks_ahead()
-            || self.scores.alibi.is_some();
+        let has_one_kind = self.scores.mask.looks_ahead() || self.scores.alibi.is_some();
         let is_short = self.seqs.iter().all(|&(_, n_rows)| n_rows <= 4);
-        match (has_one_kind, is_short) {
+        match (has_one_kind, self.values) {
             (true, _) => &["attention=decode", "attention=prefill"],
-            (false, true) => &["attention=decode"],
-            (false, false) => &["attention=prefill"],
+            (false, Values::Apart) if is_short => &["attention=decode"],
+            (false, _) => &["attention=prefill"],
         }
     }
 }
@@ -448,22 +446,73 @@ fn orders(gpu: &Gpu, ty: KvType, dim: usize) -> [u8; 4] {
     gpu.constant(module, name).unwrap().to_le_bytes()
 }
 
+/// Returns the bits of the result, and the names of the kernels that were launched.
+fn kernels(gpu: &Gpu, data: &Data, case: &Case) -> (Vec<u32>, String) {
+    let origin = Event::new(gpu).unwrap();
+    origin.record().unwrap();
+    let (mut trace, mut bits) = (Trace::new(gpu), Vec::new());
+    let run = || {
+        bits = data.run(gpu, case).iter().map(|x| x.to_bits()).collect();
+        Ok(())
+    };
+    trace.record(run).unwrap();
+    let times = trace.times(&origin).unwrap();
+    let kernels: Vec<&str> = times.iter().map(|time| time.kernel).collect();
+    (bits, kernels.join(" "))
+}
+
+/// Which kernels rows of decode steps, and of prompts, have: those for prompts, unless dot product instructions are all
+/// that a GPU has.
+#[test]
+fn kernels_by_widths() {
+    let mut wider = Case::new(1, 1, 192, &[]);
+    wider.v_dim = 128;
+    for (base, decode, prompt) in [
+        (Case::new(1, 1, 256, &[]), "decode_256_1", "prefill_256"),
+        (Case::new(1, 1, 512, &[]), "decode_512_1", "prefill_512"),
+        (wider, "decode_192_128_1", "prefill_192_128"),
+        (
+            latent(3, [576, 512], &[]),
+            "prefill_latent_576_512",
+            "prefill_latent_576_512",
+        ),
+        (
+            latent(3, [320, 256], &[]),
+            "prefill_latent_320_256",
+            "prefill_latent_320_256",
+        ),
+        (
+            latent(3, [288, 256], &[]),
+            "prefill_latent_288_256",
+            "prefill_latent_288_256",
+        ),
+        (latent(3, [96, 64], &[]), "decode_latent", "decode_latent"),
+    ] {
+        for (n_rows, wanted) in [(1, decode), (6, prompt)] {
+            let case = Case {
+                seqs: vec![(0, n_rows)],
+                ..base.clone()
+            };
+            let data = Data::new(&case);
+            for gpu in common::gpus() {
+                let module = "attention_prefill.F16";
+                let widest = gpu.constant(module, "widest").unwrap() as usize;
+                let wanted = match (widest < case.k_dim, case.values) {
+                    (false, _) => wanted,
+                    (true, Values::Apart) => decode,
+                    (true, Values::InKeys) => "decode_latent",
+                };
+                let (_, launched) = kernels(&gpu, &data, &case);
+                let first = launched.split(' ').next();
+                assert_eq!(first, Some(wanted), "{} rows on {}", n_rows, gpu.target());
+            }
+        }
+    }
+}
+
 /// A tuned number of heads per block selects another kernel with the same bits, if the image exports the same order.
 #[test]
 fn heads_per_block_do_not_change_bits() {
-    let kernels = |gpu: &Gpu, data: &Data, case: &Case| {
-        let origin = Event::new(gpu).unwrap();
-        origin.record().unwrap();
-        let (mut trace, mut bits) = (Trace::new(gpu), Vec::new());
-        let run = || {
-            bits = data.run(gpu, case).iter().map(|x| x.to_bits()).collect();
-            Ok(())
-        };
-        trace.record(run).unwrap();
-        let times = trace.times(&origin).unwrap();
-        let kernels: Vec<&str> = times.iter().map(|time| time.kernel).collect();
-        (bits, kernels.join(" "))
-    };
     for (n_heads, n_kv_heads, dim) in [
         (4, 1, 64),
         (8, 1, 64),
@@ -509,7 +558,7 @@ fn heads_per_block_do_not_change_bits() {
 
 #[test]
 fn generic_head_widths() {
-    for (k_dim, v_dim) in [(40, 40), (192, 128), (17, 24)] {
+    for (k_dim, v_dim) in [(40, 40), (192, 64), (17, 24)] {
         assert!(!ops::is_fast(
             k_dim,
             v_dim,
@@ -829,6 +878,54 @@ fn prompts_with_windows() {
     }
 }
 
+/// Kernels whose waves share the queries of a block: more rows and heads than a block has, and masks that look ahead.
+#[test]
+fn prompts_with_wide_heads() {
+    for (n_heads, n_kv_heads, mask, with_sinks) in [
+        (6, 2, Mask::Window(20), true),
+        (5, 1, Mask::Chunk(16), false),
+        (3, 3, Mask::Near(9), false),
+    ] {
+        let mut case = Case::new(n_heads, n_kv_heads, 512, &[(20, 13), (0, 5)]);
+        case.scores.mask = mask;
+        case.scores.soft_cap = with_sinks.then_some(5.0);
+        case.sinks = with_sinks.then(|| [SINKS, SINKS].concat()[..n_heads].to_vec());
+        check(&format!("prompts, wide heads, {mask:?}"), &case);
+    }
+    let mut case = Case::new(4, 2, 512, &[(0, 19)]);
+    case.scores.alibi = Some(Alibi { max_bias: 8.0 });
+    check("prompts, wide heads with biases", &case);
+    for ty in CODED {
+        let case = Case::new(2, 1, 512, &[(10, 19), (0, 0), (30, 1)]).of(ty);
+        check("prompts, wide heads", &case);
+    }
+}
+
+/// Keys of 192 values, and values of 128.
+#[test]
+fn keys_wider_than_values() {
+    let kinds = [
+        (1, 1, Mask::All),
+        (6, 2, Mask::Window(20)),
+        (7, 1, Mask::Chunk(64)),
+    ];
+    for (i, ty) in KvType::ALL.into_iter().enumerate() {
+        let seqs = [[(20, 1), (100, 1), (0, 2)], [(10, 23), (0, 6), (70, 1)]];
+        for (j, seqs) in seqs.into_iter().enumerate() {
+            let (n_heads, n_kv_heads, mask) = kinds[(i + j) % kinds.len()];
+            let mut case = Case::new(n_heads, n_kv_heads, 192, &seqs).of(ty);
+            case.v_dim = 128;
+            case.scores.mask = mask;
+            case.sinks = (n_heads == 6).then(|| [SINKS, SINKS].concat()[..6].to_vec());
+            check(&format!("wider keys, {n_heads} heads, {mask:?}"), &case);
+        }
+    }
+    let mut case = Case::new(2, 1, 192, &[(0, 20)]);
+    case.v_dim = 128;
+    case.scores.mask = Mask::Near(9);
+    check("wider keys, positions ahead", &case);
+}
+
 /// Few rows far into their contexts, which are divided into splits: rows that see all splits, some, or one.
 #[test]
 fn prompts_in_splits() {
@@ -846,6 +943,30 @@ fn prompts_in_splits() {
         case.tolerance *= 2.0;
         check(&format!("prompts in splits, {mask:?}"), &case);
     }
+}
+
+/// The same with kernels for other widths, and rows of decode steps of latent layers.
+#[test]
+fn prompts_of_other_widths_in_splits() {
+    let latent = latent(3, [288, 256], &[]);
+    let mut wider = Case::new(2, 1, 192, &[]);
+    wider.v_dim = 128;
+    for (base, mask) in [
+        (Case::new(2, 1, 512, &[]), Mask::Window(100)),
+        (latent.clone(), Mask::All),
+        (wider, Mask::All),
+    ] {
+        let mut case = base;
+        case.seqs = vec![(290, 7), (0, 5)];
+        case.scores.mask = mask;
+        case.tolerance *= 2.0;
+        let dims = [case.k_dim, case.v_dim];
+        check(&format!("prompts in splits, widths {dims:?}"), &case);
+    }
+    let mut case = latent;
+    case.seqs = vec![(150, 2), (70, 1), (0, 1)];
+    case.tolerance *= 2.0;
+    check("rows of latent layers in splits", &case);
 }
 
 #[test]
@@ -879,13 +1000,19 @@ fn latent(n_heads: usize, [k_dim, v_dim]: [usize; 2], seqs: &[(usize, usize)]) -
 
 #[test]
 fn values_in_keys() {
-    for (i, dims) in [[96, 64], [288, 256], [576, 512], [10, 6]]
-        .into_iter()
-        .enumerate()
+    for (i, (n_heads, dims)) in [
+        (3, [96, 64]),
+        (16, [288, 256]),
+        (17, [320, 256]),
+        (20, [576, 512]),
+        (2, [10, 6]),
+    ]
+    .into_iter()
+    .enumerate()
     {
         for ty in KvType::ALL {
-            let seqs = [(40 + i, 1), (0, 1), (130, 1)];
-            let case = latent([3, 16, 20, 2][i], dims, &seqs).of(ty);
+            let seqs = [(40 + i, 1), (0, 1), (90, 1)];
+            let case = latent(n_heads, dims, &seqs).of(ty);
             check(&format!("values in keys of {dims:?}"), &case);
         }
     }
@@ -896,9 +1023,12 @@ fn prompts_with_values_in_keys() {
     for (n_heads, dims, ty) in [
         (5, [96, 64], KvType::F16),
         (8, [576, 512], KvType::Q8_0),
+        (5, [576, 512], KvType::F16),
         (16, [288, 256], KvType::F8E4M3),
+        (20, [320, 256], KvType::Q8_0),
+        (1, [576, 512], KvType::F8E4M3),
     ] {
-        let case = latent(n_heads, dims, &[(0, 19), (60, 7)]).of(ty);
+        let case = latent(n_heads, dims, &[(0, 11), (40, 5)]).of(ty);
         check(&format!("prompts, values in keys of {dims:?}"), &case);
     }
 }
@@ -906,8 +1036,13 @@ fn prompts_with_values_in_keys() {
 #[test]
 fn values_in_keys_with_masks_sinks_and_growth() {
     for seqs in [[(70, 1), (300, 1)], [(0, 19), (60, 7)]] {
-        for mask in [Mask::Window(20), Mask::Chunk(64)] {
-            let mut case = latent(4, [96, 64], &seqs);
+        for (mask, dims) in [
+            (Mask::Window(20), [96, 64]),
+            (Mask::Chunk(64), [96, 64]),
+            (Mask::Window(20), [288, 256]),
+            (Mask::Chunk(64), [576, 512]),
+        ] {
+            let mut case = latent(4, dims, &seqs);
             case.scores.mask = mask;
             case.scores.growth = Some(Growth {
                 slope: 0.4,
@@ -915,7 +1050,10 @@ fn values_in_keys_with_masks_sinks_and_growth() {
                 offset: 0,
             });
             case.sinks = Some(SINKS.to_vec());
-            check(&format!("values in keys, {mask:?}, {seqs:?}"), &case);
+            check(
+                &format!("values in keys of {dims:?}, {mask:?}, {seqs:?}"),
+                &case,
+            );
         }
     }
 }
