@@ -12,8 +12,8 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use rocmforge_plan::{
-    ActFormat, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, OutMode, Router, RowsOf,
-    Weighed, Weight, act_format,
+    ActFormat, ExpertGroups, ExpertScores, ExpertStack, ExpertVectors, ExpertWeights, OutMode,
+    Router, RowsOf, Weighed, Weight, act_format,
 };
 
 use crate::acts::Acts;
@@ -443,11 +443,12 @@ impl ExpertActs {
 /// The matrices of a layer's experts.
 #[derive(Clone, Copy)]
 pub struct ExpertMatrices<'a> {
-    /// [n_experts * n_out, n_in]: one after the other.
+    /// [n_matrices * n_out, n_in]: one after the other.
     pub w: Weight<'a>,
     /// `[n_experts * n_out]`.
     pub bias: Option<&'a [f32]>,
-    pub n_experts: usize,
+    /// Which of them are the experts'.
+    pub stack: ExpertStack,
 }
 
 /// Computes `out[row] = acts[row] * w[expert of row]^T + bias[expert of row]`; `out` [n_rows, n_out].
@@ -459,7 +460,7 @@ pub struct ExpertMatrices<'a> {
 pub fn expert_matmul(
     isa: Isa,
     pool: &Pool,
-    ExpertMatrices { w, bias, n_experts }: ExpertMatrices<'_>,
+    ExpertMatrices { w, bias, stack }: ExpertMatrices<'_>,
     routing: &Routing,
     acts: &ExpertActs,
     out: &mut [f32],
@@ -469,12 +470,12 @@ pub fn expert_matmul(
     }
     let row_bytes = w.check();
     assert!(
-        n_experts > 0 && w.n_out.is_multiple_of(n_experts),
-        "weights are [n_experts * n_out, n_in]"
+        stack.n_matrices() > 0 && w.n_out.is_multiple_of(stack.n_matrices()),
+        "weights are [n_matrices * n_out, n_in]"
     );
-    let n_out = w.n_out / n_experts;
+    let n_out = w.n_out / stack.n_matrices();
     assert!(
-        bias.is_none_or(|bias| bias.len() == w.n_out),
+        bias.is_none_or(|bias| bias.len() == stack.n_experts * n_out),
         "bias is [n_experts * n_out]"
     );
     assert_eq!(acts.n_in, w.n_in, "acts are [n_rows, n_in]");
@@ -490,7 +491,7 @@ pub fn expert_matmul(
         .iter()
         .map(|group| Weight {
             n_out,
-            data: &w.data[group.expert * expert_bytes..][..expert_bytes],
+            data: &w.data[stack.matrix_of(group.expert) * expert_bytes..][..expert_bytes],
             ..w
         })
         .collect();

@@ -228,6 +228,8 @@ impl OpObserver for Collector {
                 let sum = self.expert_sum(*routing, *rows_of, &data.buffer(*x), width);
                 self.acts.insert(*out, sum);
             }
+            // The parts of a tensor are multiplied with the same inputs, which count once.
+            Op::ExpertMatMul { stack, .. } if stack.part > 0 => {}
             Op::MatMul { x, weight, .. } | Op::ExpertMatMul { x, weight, .. } => {
                 if let (Some(name), Some(sum)) = (self.tensors.get(weight), self.acts.get(x)) {
                     let mut sums = self.sums.lock().expect("nobody panics with the lock");

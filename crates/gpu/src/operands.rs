@@ -1,9 +1,10 @@
 //! Operands: weights in device layout and activations in the form GEMV and GEMM take. The KV cache is in `kv.rs`.
 
-pub use rocmforge_plan::{ActFormat, Activation, OutMode};
 use std::ops::Range;
 
 use rocmforge_gguf::GgmlType;
+use rocmforge_plan::ExpertStack;
+pub use rocmforge_plan::{ActFormat, Activation, OutMode};
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -125,11 +126,13 @@ pub struct Matrix<'a> {
     pub data: Slice<'a, u8>,
 }
 
-/// The matrices `[n_out, n_in]` of all experts of an MoE layer, each in the layout of [`Matrix`], one after the other.
+/// The matrices `[n_out, n_in]` of all experts of an MoE layer, each in the layout of [`Matrix`], one after the other,
+/// maybe with others between them.
 #[derive(Clone, Copy)]
 pub struct ExpertMatrices<'a> {
     pub ty: GgmlType,
-    pub n_experts: usize,
+    /// Which matrices of `data` they are.
+    pub stack: ExpertStack,
     pub n_out: usize,
     pub n_in: usize,
     pub data: Slice<'a, u8>,
@@ -141,18 +144,23 @@ impl<'a> ExpertMatrices<'a> {
     /// # Panics
     /// If `expert` is out of range.
     pub fn matrix(&self, expert: usize) -> Matrix<'a> {
-        assert!(expert < self.n_experts, "{expert} of {}", self.n_experts);
-        let n_bytes = self.expert_bytes();
+        let ExpertStack { n_experts, .. } = self.stack;
+        assert!(expert < n_experts, "{expert} of {n_experts}");
+        let (n_bytes, index) = (self.matrix_bytes(), self.stack.matrix_of(expert));
         Matrix {
             ty: self.ty,
             n_out: self.n_out,
             n_in: self.n_in,
-            data: self.data.part(expert * n_bytes..(expert + 1) * n_bytes),
+            data: self.data.part(index * n_bytes..(index + 1) * n_bytes),
         }
     }
 
-    /// Bytes of one expert's matrix.
+    fn matrix_bytes(&self) -> usize {
+        self.data.len() / self.stack.n_matrices()
+    }
+
+    /// Bytes from one expert's matrix to the next one's.
     pub(crate) fn expert_bytes(&self) -> usize {
-        self.data.len() / self.n_experts
+        self.stack.n_parts * self.matrix_bytes()
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use rocmforge_gguf::{GgmlType, Gguf, TensorInfo};
 use rocmforge_plan::{
-    ActFormat, Factor, Plan, Projection, Recorder, RopeId, Routing, Value, WeightId, Weights,
-    act_format,
+    ActFormat, ExpertStack, Factor, Plan, Projection, Recorder, RopeId, Routing, Value, WeightId,
+    Weights, act_format,
 };
 
 use crate::classifier::Classifier;
@@ -248,18 +248,31 @@ impl Builder<'_> {
         (routing, experts): (Routing, &Experts),
         n_out: usize,
     ) -> Result<Value, LoadError> {
+        let stack = ExpertStack::whole(experts.n_experts);
+        self.expert_part(x, tensor, (routing, stack), n_out)
+    }
+
+    /// As [`Builder::expert_linear`], with one of the parts of `n_out` rows of each expert's matrix.
+    pub(crate) fn expert_part(
+        &mut self,
+        x: Value,
+        tensor: &str,
+        (routing, stack): (Routing, ExpertStack),
+        n_out: usize,
+    ) -> Result<Value, LoadError> {
         let name = format!("{tensor}.weight");
-        let n_experts = experts.n_experts;
-        let weight = self.loader.experts(&name, n_experts, n_out, x.width())?;
+        let (n_experts, n_rows) = (stack.n_experts, stack.n_parts * n_out);
+        let weight = self.loader.experts(&name, n_experts, n_rows, x.width())?;
         let bias = format!("{tensor}.bias");
+        let of_part = stack.part * n_out..(stack.part + 1) * n_out;
         let matrices = Projection {
             weight,
-            bias: self.loader.opt_rows(&bias, [n_experts, n_out])?,
+            bias: self.loader.opt_rows(&bias, [n_experts, n_rows], of_part)?,
             format: self.act_format(&name),
         };
         Ok(self
             .plan
-            .expert_matmul(x, routing, (matrices, n_experts), n_out))
+            .expert_matmul(x, routing, (matrices, stack), n_out))
     }
 
     /// Records the product with a tensor that the loader has found, without adapters.

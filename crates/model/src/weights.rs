@@ -187,14 +187,19 @@ impl<'a> WeightLoader<'a> {
         }))
     }
 
-    /// Returns the values of the tensor `name` of vectors, `[n_rows, len]`, if the file has it.
+    /// Returns a part of each vector of the tensor `name`, `[n_rows, len]`, if the file has it.
     pub(crate) fn opt_rows(
         &mut self,
         name: &str,
         [n_rows, len]: [usize; 2],
+        part: Range<usize>,
     ) -> Result<Option<WeightId>, LoadError> {
         let values = self.opt_values_of(name, &[len, n_rows])?;
-        Ok(values.map(|values| self.push_vector(values)))
+        Ok(values.map(|values| {
+            let rows = values.chunks_exact(len.max(1));
+            let parts = rows.flat_map(|row| &row[part.clone()]).copied();
+            self.push_vector(parts.collect())
+        }))
     }
 
     /// Returns the values of the vector `name`, which must be there.

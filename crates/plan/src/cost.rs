@@ -11,7 +11,7 @@ use crate::acts::ActFormat;
 use crate::batch::{Batch, BatchSeq};
 use crate::kv::{KvType, Mask};
 use crate::op::{ActsId, BufferId, Linear, MixWeights, Op, Plan, RowCount, WeightId};
-use crate::params::{Factor, OutMode};
+use crate::params::{ExpertStack, Factor, OutMode};
 use crate::roofline::Roofline;
 use crate::state::StateRule;
 use crate::weights::Weights;
@@ -222,12 +222,12 @@ impl PlanCost<'_> {
                 x,
                 weight,
                 bias,
-                n_experts,
+                stack,
                 ..
-            } => self.sorted_products(x, (weight, bias), n_experts, shape),
+            } => self.sorted_products(x, (weight, bias), stack, shape),
             Op::HeadMatMul {
                 x, weight, n_heads, ..
-            } => self.sorted_products(x, (weight, None), n_heads, shape),
+            } => self.sorted_products(x, (weight, None), ExpertStack::whole(n_heads), shape),
             Op::CombineExperts { x, out, .. } => self.elementwise(&[out, x], 2, shape),
             Op::JoinHeads { out, .. } => self.elementwise(&[out, out], 0, shape),
             // Four multiplications and two additions per pair.
@@ -394,18 +394,18 @@ impl PlanCost<'_> {
         (shape.n_rows(info.rows) as u64, info.width as u64)
     }
 
-    /// The cost of multiplying rows `x` with one of `n_matrices` matrices each.
+    /// The cost of multiplying rows `x` with the matrix of an expert each.
     fn sorted_products(
         &self,
         x: ActsId,
         (weight, bias): (WeightId, Option<WeightId>),
-        n_matrices: usize,
+        stack: ExpertStack,
         shape: &BatchShape,
     ) -> OpCost {
         let acts = self.plan.acts[x.0 as usize];
         let rows = shape.n_rows(acts.rows) as u64;
         let matrices = self.weights.matrix(weight);
-        let n_matrices = n_matrices as u64;
+        let (n_matrices, n_experts) = (stack.n_matrices() as u64, stack.n_experts as u64);
         let (n_in, n_out) = (matrices.n_in as u64, matrices.n_out as u64 / n_matrices);
         let products = 2 * rows * n_in * n_out;
         let (act_bytes, f32_ops, i8_ops) = match acts.format {
@@ -413,10 +413,10 @@ impl PlanCost<'_> {
             ActFormat::Q8x32 | ActFormat::Q8x256 => (1, 0, products),
         };
         let bias_bytes = bias.map_or(0, |bias| self.vector_bytes(bias, rows));
-        let matrix_bytes = (matrices.data.len() as u64 + bias_bytes) / n_matrices;
+        let matrix_bytes = matrices.data.len() as u64 / n_matrices + bias_bytes / n_experts;
         OpCost {
             // The rows use at most this many different matrices.
-            weight_bytes: matrix_bytes * rows.min(n_matrices),
+            weight_bytes: matrix_bytes * rows.min(n_experts),
             buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
             f32_ops,
             i8_ops,

@@ -43,8 +43,8 @@ pub use op::{
     RoutingId, RowCount, Scores, WeightId,
 };
 pub use params::{
-    Activation, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Factor, OutMode,
-    RopeStyle, Router, RowsOf, Weighed,
+    Activation, ExpertGroups, ExpertScores, ExpertStack, ExpertVectors, ExpertWeights, Factor,
+    OutMode, RopeStyle, Router, RowsOf, Weighed,
 };
 pub use placement::{Placement, PlanPart, Segment, Side, Split, is_of_experts, layer_starts};
 pub use recorder::{Mixing, Projection, Recorder, Routing, Value};

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::acts::ActFormat;
 use crate::kv::{KvSpec, KvType};
-use crate::params::{Activation, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed};
+use crate::params::{Activation, ExpertStack, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed};
 use crate::rope::RopeTable;
 use crate::state::{ConvForm, LinearHeads, LinearInputs, StateRule, StateSpec};
 
@@ -207,14 +207,14 @@ pub enum Op {
         routing: RoutingId,
         out: ActsId,
     },
-    /// `out[row] = x[row] * weight[expert of row]^T (+ bias[expert of row])`; `weight` is `[n_experts * n_out, n_in]`, the
-    /// experts' matrices stacked, and `bias` `[n_experts * n_out]`.
+    /// `out[row] = x[row] * weight[expert of row]^T (+ bias[expert of row])`; `weight` is `[n_matrices * n_out, n_in]`, of
+    /// which `stack` says what is an expert's, and `bias` `[n_experts * n_out]`.
     ExpertMatMul {
         x: ActsId,
         routing: RoutingId,
         weight: WeightId,
         bias: Option<WeightId>,
-        n_experts: usize,
+        stack: ExpertStack,
         out: BufferId,
     },
     /// `out[t] = sum(weight * x[row])` over the experts of token `t`, best first; `sum(x[row])` if the weights multiplied

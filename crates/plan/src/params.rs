@@ -150,6 +150,35 @@ pub struct ExpertGroups {
     pub n_used: usize,
 }
 
+/// The matrices of experts in one tensor, one after the other: `n_parts` of each expert, of which a product takes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertStack {
+    pub n_experts: usize,
+    pub n_parts: usize,
+    pub part: usize,
+}
+
+impl ExpertStack {
+    /// One matrix of each expert.
+    pub const fn whole(n_experts: usize) -> ExpertStack {
+        ExpertStack {
+            n_experts,
+            n_parts: 1,
+            part: 0,
+        }
+    }
+
+    /// Returns the number of matrices in the tensor.
+    pub const fn n_matrices(&self) -> usize {
+        self.n_experts * self.n_parts
+    }
+
+    /// Returns the index of an expert's matrix among those of the tensor.
+    pub const fn matrix_of(&self, expert: usize) -> usize {
+        expert * self.n_parts + self.part
+    }
+}
+
 /// What the rows of activations for experts stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowsOf {

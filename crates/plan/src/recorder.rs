@@ -10,7 +10,7 @@ use crate::op::{
     Scores, WeightId,
 };
 use crate::params::{
-    Activation, ExpertVectors, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed,
+    Activation, ExpertStack, ExpertVectors, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed,
 };
 use crate::rope::RopeTable;
 use crate::state::{ConvForm, LinearHeads, LinearInputs, StateRule, StateSpec};
@@ -304,12 +304,12 @@ impl Recorder {
     }
 
     /// Records the product of every row with its expert's matrix; a row per token and chosen expert. `linear` holds
-    /// the matrices and biases of `n_experts` experts.
+    /// the matrices and biases of all experts.
     pub fn expert_matmul(
         &mut self,
         x: Value,
         routing: Routing,
-        (linear, n_experts): (Projection, usize),
+        (linear, stack): (Projection, ExpertStack),
         n_out: usize,
     ) -> Value {
         let acts = self.expert_acts(x, linear.format, routing);
@@ -320,7 +320,7 @@ impl Recorder {
             routing: routing.id,
             weight: linear.weight,
             bias: linear.bias,
-            n_experts,
+            stack,
             out: out.id,
         });
         out

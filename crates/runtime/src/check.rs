@@ -36,7 +36,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
-use rocmforge_plan::{ActsId, BufferId, Mask, Op, Plan};
+use rocmforge_plan::{ActsId, BufferId, ExpertStack, Mask, Op, Plan, WeightId};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, SeqState, StateStart, Want};
 
 /// Maximum error relative to the largest magnitude in its row, or to the magnitude of its terms where a GEMM has few
@@ -369,27 +369,11 @@ impl Labels<'_> {
                 (shape, matrix.ty.name().to_string())
             }
             Op::ExpertMatMul {
-                x,
-                weight,
-                n_experts,
-                ..
-            }
-            | Op::HeadMatMul {
-                x,
-                weight,
-                n_heads: n_experts,
-                ..
-            } => {
-                let matrices = self.weights.matrix(weight);
-                let acts = self.plan.acts[x.0 as usize].format;
-                let n_out = matrices.n_out / n_experts;
-                let of = match op {
-                    Op::HeadMatMul { .. } => "heads",
-                    _ => "experts",
-                };
-                let shape = format!("{} -> {n_out}, {n_experts} {of}", matrices.n_in);
-                (shape, format!("{} x {acts:?}", matrices.ty.name()))
-            }
+                x, weight, stack, ..
+            } => self.stacked(x, weight, stack, "experts"),
+            Op::HeadMatMul {
+                x, weight, n_heads, ..
+            } => self.stacked(x, weight, ExpertStack::whole(n_heads), "heads"),
             Op::Quantize { x, out }
             | Op::QuantizeExperts { x, out, .. }
             | Op::QuantizeHeads { x, out, .. } => {
@@ -433,6 +417,21 @@ impl Labels<'_> {
                 (format!("{}{to}", from.join(", ")), "f32".to_string())
             }
         }
+    }
+
+    /// Returns the shape of one of the stacked matrices, and their format with that of the activations.
+    fn stacked(
+        &self,
+        x: ActsId,
+        weight: WeightId,
+        stack: ExpertStack,
+        of: &str,
+    ) -> (String, String) {
+        let matrices = self.weights.matrix(weight);
+        let acts = self.plan.acts[x.0 as usize].format;
+        let (n_out, n) = (matrices.n_out / stack.n_matrices(), stack.n_experts);
+        let shape = format!("{} -> {n_out}, {n} {of}", matrices.n_in);
+        (shape, format!("{} x {acts:?}", matrices.ty.name()))
     }
 
     /// Returns the shapes of the matrices of `op`, and their formats with that of the activations.

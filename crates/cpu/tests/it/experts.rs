@@ -6,8 +6,8 @@ use rocmforge_cpu::{
 };
 use rocmforge_gguf::GgmlType;
 use rocmforge_plan::{
-    ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, OutMode, Router, RowsOf, Weighed,
-    Weight, act_format,
+    ExpertGroups, ExpertScores, ExpertStack, ExpertVectors, ExpertWeights, OutMode, Router, RowsOf,
+    Weighed, Weight, act_format,
 };
 
 use crate::random::Rng;
@@ -240,7 +240,7 @@ impl Mixture {
         let matrices = |w, bias| ExpertMatrices {
             w,
             bias: Some(bias),
-            n_experts: N_EXPERTS,
+            stack: ExpertStack::whole(N_EXPERTS),
         };
         let up = self.stack(&self.up, N_EXPERTS * N_FF, N_IN);
         let up = matrices(up, &self.up_bias[..]);
@@ -360,5 +360,47 @@ fn accepts_empty_batches() {
     };
     for isa in Isa::available() {
         assert!(mixture.run(isa, &Pool::new(2), &[], &[]).is_empty());
+    }
+}
+
+/// Several matrices of each expert in one tensor are computed as those of a tensor each.
+#[test]
+fn parts_of_stacks() {
+    let (n_experts, n_in, n_out, n_parts) = (3, 64, 5, 2);
+    let mut rng = Rng(3);
+    let data = weights(GgmlType::Q8_0, n_experts * n_parts * n_out, n_in, &mut rng);
+    let (x, logits) = (rng.vec(4 * n_in), rng.vec(4 * n_experts));
+    let (isa, pool) = (Isa::Scalar, Pool::new(1));
+    let routing = routed(&router(2, ExpertWeights::Scores), &logits, n_experts);
+    let mut acts = ExpertActs::new();
+    let format = act_format(GgmlType::Q8_0);
+    acts.quantize(isa, &pool, &routing, (&x, RowsOf::Tokens), format);
+    let product = |data: &[u8], stack: ExpertStack| {
+        let w = Weight {
+            ty: GgmlType::Q8_0,
+            n_out: stack.n_matrices() * n_out,
+            n_in,
+            data,
+        };
+        let mut out = vec![f32::NAN; routing.n_rows() * n_out];
+        let bias = None;
+        let matrices = ExpertMatrices { w, bias, stack };
+        expert_matmul(isa, &pool, matrices, &routing, &acts, &mut out);
+        out
+    };
+    let matrix_bytes = data.len() / n_experts / n_parts;
+    for part in 0..n_parts {
+        let alone = data.chunks(matrix_bytes).skip(part).step_by(n_parts);
+        let alone: Vec<u8> = alone.flatten().copied().collect();
+        let stack = ExpertStack {
+            n_experts,
+            n_parts,
+            part,
+        };
+        assert_eq!(
+            product(&data, stack),
+            product(&alone, ExpertStack::whole(n_experts)),
+            "part {part}"
+        );
     }
 }

@@ -89,7 +89,7 @@ pub(super) struct Work<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Experts<'a> {
     pub(super) routing: Routing<'a>,
-    /// Bytes of an expert's matrix.
+    /// Bytes from an expert's matrix to the next one's.
     n_bytes: usize,
 }
 
@@ -120,8 +120,9 @@ impl<'a> Work<'a> {
         (matrices, bias): (&ExpertMatrices<'a>, Option<Slice<'a, f32>>),
         out: Slice<'a, f32>,
     ) -> Work<'a> {
-        assert_eq!(matrices.n_experts, routing.n_experts, "a matrix per expert");
-        let n_biases = matrices.n_experts * matrices.matrix(0).n_out;
+        let n_experts = matrices.stack.n_experts;
+        assert_eq!(n_experts, routing.n_experts, "a matrix per expert");
+        let n_biases = n_experts * matrices.n_out;
         assert!(
             bias.is_none_or(|bias| bias.len() == n_biases),
             "bias is [n_experts, n_out]"

@@ -1,5 +1,7 @@
 //! Expert products of mixture-of-experts models, against sums in f64.
 
+use std::rc::Rc;
+
 use crate::common;
 use crate::common::activations::{JOINING, activated, of_up};
 use crate::common::acts::TestActs;
@@ -10,15 +12,15 @@ use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertGated};
 use rocmforge_gpu::{Buffer, ExpertMatrices, Gpu, Matrix, Slice};
-use rocmforge_plan::act_format;
+use rocmforge_plan::{ExpertStack, act_format};
 
 /// The matrices of all experts on the device.
 struct Experts {
     ty: GgmlType,
-    n_experts: usize,
+    stack: ExpertStack,
     n_out: usize,
     n_in: usize,
-    data: Buffer,
+    data: Rc<Buffer>,
     /// `[n_experts, n_out, n_in]`.
     values: Vec<f32>,
     /// `[n_experts, n_out]`, if they have biases.
@@ -27,18 +29,45 @@ struct Experts {
 
 impl Experts {
     fn new(gpu: &Gpu, ty: GgmlType, shape: [usize; 3], random: &mut Random) -> Experts {
-        let [n_experts, n_out, n_in] = shape;
+        let [experts] = Experts::parts(gpu, ty, shape, random);
+        experts
+    }
+
+    /// Several matrices of each expert in one tensor.
+    fn parts<const N: usize>(
+        gpu: &Gpu,
+        ty: GgmlType,
+        [n_experts, n_out, n_in]: [usize; 3],
+        random: &mut Random,
+    ) -> [Experts; N] {
         let n_bytes = ops::packed_bytes(gpu, ty, n_out, n_in).unwrap();
+        let data = Rc::new(gpu.alloc::<u8>(n_experts * N * n_bytes).unwrap());
+        std::array::from_fn(|part| {
+            let stack = ExpertStack {
+                n_experts,
+                n_parts: N,
+                part,
+            };
+            Experts::part(gpu, (ty, stack, [n_out, n_in]), data.clone(), random)
+        })
+    }
+
+    fn part(
+        gpu: &Gpu,
+        (ty, stack, [n_out, n_in]): (GgmlType, ExpertStack, [usize; 2]),
+        data: Rc<Buffer>,
+        random: &mut Random,
+    ) -> Experts {
         let mut experts = Experts {
             ty,
-            n_experts,
+            stack,
             n_out,
             n_in,
-            data: gpu.alloc::<u8>(n_experts * n_bytes).unwrap(),
+            data,
             values: Vec::new(),
             biases: None,
         };
-        for expert in 0..n_experts {
+        for expert in 0..stack.n_experts {
             let file = blocks(ty, n_out * n_in, Fill::Random, random);
             experts.values.extend(values(ty, &file));
             let packed = Packed::new(gpu, ty, n_out, n_in, &file);
@@ -50,7 +79,7 @@ impl Experts {
     }
 
     fn with_biases(self, gpu: &Gpu, random: &mut Random) -> Experts {
-        let values = random.values(self.n_experts * self.n_out);
+        let values = random.values(self.stack.n_experts * self.n_out);
         let buffer = gpu.upload(&values).unwrap();
         Experts {
             biases: Some((values, buffer)),
@@ -65,7 +94,7 @@ impl Experts {
     fn matrices(&self) -> ExpertMatrices<'_> {
         ExpertMatrices {
             ty: self.ty,
-            n_experts: self.n_experts,
+            stack: self.stack,
             n_out: self.n_out,
             n_in: self.n_in,
             data: self.data.as_slice(),
@@ -192,10 +221,12 @@ fn gate_and_up() {
                 let step = step_of(i, random);
                 let choices = step.choices();
                 let shape = [step.n_experts, n_out, n_in];
-                let [gate, up] = types.map(|ty| {
-                    let experts = Experts::new(&gpu, ty, shape, random);
-                    experts.with_biases(&gpu, random)
-                });
+                // Of the same format, both may be in one tensor.
+                let sides = match types[0] == types[1] && (i + k) % 2 == 0 {
+                    true => Experts::parts(&gpu, types[0], shape, random),
+                    false => types.map(|ty| Experts::new(&gpu, ty, shape, random)),
+                };
+                let [gate, up] = sides.map(|experts| experts.with_biases(&gpu, random));
                 let max_rows = step.n_tokens() * step.n_used;
                 let x: Vec<f32> = random.values(max_rows * n_in);
                 let x: Vec<f32> = x.iter().map(|x| x * 0.05).collect();

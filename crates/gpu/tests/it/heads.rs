@@ -8,7 +8,7 @@ use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, RoutingBuffer};
 use rocmforge_gpu::{ActsBuffer, ExpertMatrices};
-use rocmforge_plan::act_format;
+use rocmforge_plan::{ExpertStack, act_format};
 
 /// Tokens, heads, and values of a head before and after those that are multiplied; variants to run as well.
 const CASES: [([usize; 2], [usize; 2], &[&str]); 3] = [
@@ -38,7 +38,7 @@ fn products_of_heads(ty: GgmlType) {
             let data = gpu.alloc::<u8>(n_heads * n_bytes).unwrap();
             let matrices = ExpertMatrices {
                 ty,
-                n_experts: n_heads,
+                stack: ExpertStack::whole(n_heads),
                 n_out,
                 n_in,
                 data: data.as_slice(),

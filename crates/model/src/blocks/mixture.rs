@@ -1,6 +1,6 @@
 //! Mixtures of experts, with or without an expert that every token uses.
 
-use rocmforge_plan::{Activation, ExpertVectors, Routing, Value, WeightId};
+use rocmforge_plan::{Activation, ExpertStack, ExpertVectors, Routing, Value, WeightId};
 
 use crate::blocks::feed_forward::limited;
 use crate::builder::Builder;
@@ -114,8 +114,15 @@ fn gate_and_up(
     }
     let both = layer.tensor("ffn_gate_up_exps");
     if m.loader.has(&format!("{both}.weight")) {
-        let both = m.expert_linear(x, &both, chosen, 2 * n_ff)?;
-        return Ok([0, n_ff].map(|first| m.plan.part(both, 1, first, n_ff)));
+        let mut part = |part: usize| {
+            let stack = ExpertStack {
+                n_experts: chosen.1.n_experts,
+                n_parts: 2,
+                part,
+            };
+            m.expert_part(x, &both, (chosen.0, stack), n_ff)
+        };
+        return Ok([part(0)?, part(1)?]);
     }
     Ok([
         m.expert_linear(x, &layer.tensor("ffn_gate_exps"), chosen, n_ff)?,

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 use rocmforge_plan::{
-    ActFormat, Activation, ExpertScores, ExpertVectors, ExpertWeights, Fusion, KvSpec, Mask, Op,
-    Placement, Plan, Projection, Recorder, Router, RowCount, Scores, Side, Split, Values, WeightId,
+    ActFormat, Activation, ExpertScores, ExpertStack, ExpertVectors, ExpertWeights, Fusion, KvSpec,
+    Mask, Op, Placement, Plan, Projection, Recorder, Router, RowCount, Scores, Side, Split, Values,
+    WeightId,
 };
 use rocmforge_testkit::data::forge_mini;
 use rocmforge_testkit::models::{self, families};
@@ -50,9 +51,9 @@ fn mixture() -> Plan {
             scale: 1.0,
         };
         let routing = b.route(router, ExpertVectors::NONE, facts);
-        let up = b.expert_matmul(normed, routing, (linear(8), 4), 64);
+        let up = b.expert_matmul(normed, routing, (linear(8), ExpertStack::whole(4)), 64);
         let up = b.activate(Activation::Silu, up);
-        let down = b.expert_matmul(up, routing, (linear(9), 4), 32);
+        let down = b.expert_matmul(up, routing, (linear(9), ExpertStack::whole(4)), 32);
         let sum = b.combine_experts(down, routing);
         x = b.add(sum, x);
     }

@@ -131,7 +131,9 @@ impl<'a> Values<'a> {
             .replace(", alibi: None", "")
             .replace("sinks: None, ", "")
             .replace("scales: None, ", "")
-            .replace("weighed: Outputs, ", "");
+            .replace("weighed: Outputs, ", "")
+            .replace("stack: ExpertStack { ", "")
+            .replace(", n_parts: 1, part: 0 }", "");
         // Inputs come first, so that an operation that reads and writes the same id is not mistaken for another.
         let acts_read = op.acts_read().map(|id| self.acts[&id]);
         for id in op.writes() {

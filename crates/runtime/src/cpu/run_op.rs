@@ -2,7 +2,7 @@
 
 use rocmforge_cpu as cpu;
 use rocmforge_cpu::{Acts, AttnSeq, AttnShape, Conv, ExpertMatrices, Gate, Product, StateSeq};
-use rocmforge_plan::{ExpertVectors, Factor, OutMode, Values, Weight};
+use rocmforge_plan::{ExpertStack, ExpertVectors, Factor, OutMode, Values, Weight};
 
 use super::{ActsBuffer, CpuBackend, CpuStep, LayerCache};
 use rocmforge_plan::Batch;
@@ -502,7 +502,7 @@ impl CpuBackend {
                 routing,
                 weight,
                 bias,
-                n_experts,
+                stack,
                 out,
             } => {
                 let mut to = self.take(out);
@@ -515,7 +515,7 @@ impl CpuBackend {
                     ExpertMatrices {
                         w: self.weights.matrix(weight),
                         bias: bias.map(|id| self.weights.vector(id)),
-                        n_experts,
+                        stack,
                     },
                     &self.routings[routing.0 as usize],
                     acts,
@@ -570,7 +570,7 @@ impl CpuBackend {
                     ExpertMatrices {
                         w: self.weights.matrix(weight),
                         bias: None,
-                        n_experts: n_heads,
+                        stack: ExpertStack::whole(n_heads),
                     },
                     &cpu::Routing::of_heads(n_heads, n_tokens),
                     acts,

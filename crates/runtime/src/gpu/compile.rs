@@ -8,7 +8,8 @@ use rocmforge_gpu::{Variant, Variants};
 
 use rocmforge_plan::Weights;
 use rocmforge_plan::{
-    ActsId, BufferId, Linear, Op, Plan, PlanPart, RopeId, RoutingId, Weighed, WeightId, is_dead,
+    ActsId, BufferId, ExpertStack, Linear, Op, Plan, PlanPart, RopeId, RoutingId, Weighed,
+    WeightId, is_dead,
 };
 
 pub(crate) use linear::{LinearDecodeOps, LinearInputsOps};
@@ -60,8 +61,8 @@ pub(crate) struct RopeKvOps {
 pub(crate) struct ExpertGateOps {
     pub(crate) x: ActsId,
     pub(crate) routing: RoutingId,
-    pub(crate) gate: Linear,
-    pub(crate) up: Linear,
+    pub(crate) gate: (Linear, ExpertStack),
+    pub(crate) up: (Linear, ExpertStack),
     pub(crate) activation: rocmforge_plan::Activation,
     pub(crate) out: BufferId,
     /// Hold gate and up in the unfused plan. Here their contents are undefined; the second is scratch space.
@@ -165,16 +166,16 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             routing,
             weight: gate,
             bias: gate_bias,
+            stack: gate_stack,
             out: gate_out,
-            ..
         },
         Op::ExpertMatMul {
             x: up_x,
             routing: up_routing,
             weight: up,
             bias: up_bias,
+            stack: up_stack,
             out: up_out,
-            ..
         },
         Op::GatedActivation {
             activation,
@@ -196,14 +197,20 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     let ops = ExpertGateOps {
         x,
         routing,
-        gate: Linear {
-            weight: gate,
-            bias: gate_bias,
-        },
-        up: Linear {
-            weight: up,
-            bias: up_bias,
-        },
+        gate: (
+            Linear {
+                weight: gate,
+                bias: gate_bias,
+            },
+            gate_stack,
+        ),
+        up: (
+            Linear {
+                weight: up,
+                bias: up_bias,
+            },
+            up_stack,
+        ),
         activation,
         out,
         unwritten: [gate_out, up_out],

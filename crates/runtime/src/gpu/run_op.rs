@@ -11,8 +11,8 @@ use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
 use rocmforge_plan::{
-    Activation, ActsId, BufferId, ConvForm, ExpertVectors, Factor, Linear, MixWeights, Op, Plan,
-    RopeId, RopeStyle, RoutingId, RowCount, RowsOf, Weighed, WeightId,
+    Activation, ActsId, BufferId, ConvForm, ExpertStack, ExpertVectors, Factor, Linear, MixWeights,
+    Op, Plan, RopeId, RopeStyle, RoutingId, RowCount, RowsOf, Weighed, WeightId,
 };
 
 /// Everything that launches read. They change device memory only.
@@ -384,14 +384,14 @@ impl<'a> Launcher<'a> {
                 routing,
                 weight,
                 bias,
+                stack,
                 out,
-                ..
             } => {
                 let (x, routing) = (
                     memory.acts(x, self.shape),
                     memory.routing(routing, self.shape),
                 );
-                let experts = weights.experts(weight);
+                let experts = weights.experts(weight, stack);
                 let bias = bias.map(|id| weights.vector(id));
                 ops::expert_products(gpu, &x, &routing, (&experts, bias), self.buffer(out))
             }
@@ -425,7 +425,8 @@ impl<'a> Launcher<'a> {
                 out,
             } => {
                 let (x, heads) = (memory.acts(x, shape), memory.heads(n_heads, shape));
-                let matrices = self.weights.experts(weight);
+                let heads_of = ExpertStack::whole(n_heads);
+                let matrices = self.weights.experts(weight, heads_of);
                 ops::expert_products(gpu, &x, &heads, (&matrices, None), self.buffer(out))
             }
             Op::JoinHeads {
@@ -481,9 +482,11 @@ impl<'a> Launcher<'a> {
     /// Computes gate, up and activation of MoE experts.
     fn expert_gate(&self, operands: &ExpertGateOps) -> Result<(), GpuError> {
         let sides = [operands.gate, operands.up];
+        let matrices =
+            |(side, stack): (Linear, ExpertStack)| self.weights.experts(side.weight, stack);
         let gated = ExpertGated {
-            matrices: sides.map(|side| self.weights.experts(side.weight)),
-            biases: sides.map(|side| self.bias(side)),
+            matrices: sides.map(matrices),
+            biases: sides.map(|(side, _)| self.bias(side)),
             activation: operands.activation,
             out: self.buffer(operands.out),
         };

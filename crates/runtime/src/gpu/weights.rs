@@ -6,7 +6,7 @@ use rocmforge_gpu::{Buffer, ExpertMatrices, Gpu, Matrix, Slice, Uploader, chunk_
 
 use crate::error::RuntimeError;
 use rocmforge_plan::Weights;
-use rocmforge_plan::{Op, Plan, WeightId};
+use rocmforge_plan::{ExpertStack, Op, Plan, WeightId};
 
 /// Alignment of vectors in values, enough for the widest loads.
 const VECTOR_ALIGN: usize = 64;
@@ -23,7 +23,8 @@ pub(crate) struct DeviceWeights {
 /// A matrix on the device, or the matrices of all experts of an MoE layer.
 struct DeviceMatrix {
     ty: rocmforge_gguf::GgmlType,
-    n_experts: Option<usize>,
+    /// How many matrices these are; `None` for one that is of no expert.
+    n_matrices: Option<usize>,
     /// Of one expert's matrix.
     n_out: usize,
     n_in: usize,
@@ -34,12 +35,12 @@ struct DeviceMatrix {
 /// A matrix of the file, or the matrices of all experts, stacked by rows.
 struct FileMatrix<'a> {
     weight: rocmforge_plan::Weight<'a>,
-    n_experts: Option<usize>,
+    n_stacked: Option<usize>,
 }
 
 impl FileMatrix<'_> {
     fn n_matrices(&self) -> usize {
-        self.n_experts.unwrap_or(1)
+        self.n_stacked.unwrap_or(1)
     }
 
     /// Rows of one matrix.
@@ -66,18 +67,14 @@ impl<'a> Inventory<'a> {
     fn new(plan: &Plan, weights: &'a Weights) -> Inventory<'a> {
         let of_op = |op: &Op| op.matrices().into_iter().chain(op.table());
         let ids: BTreeSet<WeightId> = plan.ops.iter().flat_map(of_op).collect();
-        let experts = plan.ops.iter().filter_map(|op| match *op {
-            Op::ExpertMatMul {
-                weight, n_experts, ..
-            }
-            | Op::HeadMatMul {
-                weight,
-                n_heads: n_experts,
-                ..
-            } => Some((weight, n_experts)),
+        let stacked = plan.ops.iter().filter_map(|op| match *op {
+            Op::ExpertMatMul { weight, stack, .. } => Some((weight, stack.n_matrices())),
+            Op::HeadMatMul {
+                weight, n_heads, ..
+            } => Some((weight, n_heads)),
             _ => None,
         });
-        let experts: HashMap<WeightId, usize> = experts.collect();
+        let stacked: HashMap<WeightId, usize> = stacked.collect();
         let mut all = Inventory {
             matrices: Vec::new(),
             by_id: HashMap::new(),
@@ -88,8 +85,8 @@ impl<'a> Inventory<'a> {
             let key = (weight.data.as_ptr(), weight.data.len());
             let at = *known.entry(key).or_insert(all.matrices.len());
             if at == all.matrices.len() {
-                let n_experts = experts.get(&id).copied();
-                all.matrices.push(FileMatrix { weight, n_experts });
+                let n_stacked = stacked.get(&id).copied();
+                all.matrices.push(FileMatrix { weight, n_stacked });
             }
             all.by_id.insert(id, at);
         }
@@ -162,7 +159,7 @@ impl DeviceWeights {
             let packed = gpu.alloc::<u8>(file.packed_bytes(gpu)?)?;
             let out = ExpertMatrices {
                 ty,
-                n_experts: n_matrices,
+                stack: ExpertStack::whole(n_matrices),
                 n_out,
                 n_in,
                 data: packed.as_slice(),
@@ -179,7 +176,7 @@ impl DeviceWeights {
             let file = &inventory.matrices[at];
             let matrix = DeviceMatrix {
                 ty: file.weight.ty,
-                n_experts: file.n_experts,
+                n_matrices: file.n_stacked,
                 n_out: file.n_out(),
                 n_in: file.weight.n_in,
                 data: at,
@@ -200,7 +197,7 @@ impl DeviceWeights {
     /// If no operation of the plan multiplies with `id` or looks up its rows, or if it is an expert matrix.
     pub(crate) fn matrix(&self, id: WeightId) -> Matrix<'_> {
         let matrix = &self.matrices[&id];
-        assert_eq!(matrix.n_experts, None, "one matrix");
+        assert_eq!(matrix.n_matrices, None, "one matrix");
         Matrix {
             ty: matrix.ty,
             n_out: matrix.n_out,
@@ -212,12 +209,17 @@ impl DeviceWeights {
     /// Returns the matrices of all experts of an MoE layer, or of all heads.
     ///
     /// # Panics
-    /// If no product of experts or heads of the plan uses `id`.
-    pub(crate) fn experts(&self, id: WeightId) -> ExpertMatrices<'_> {
+    /// If no product of experts or heads of the plan uses `id`, of as many matrices.
+    pub(crate) fn experts(&self, id: WeightId, stack: ExpertStack) -> ExpertMatrices<'_> {
         let matrix = &self.matrices[&id];
+        assert_eq!(
+            matrix.n_matrices,
+            Some(stack.n_matrices()),
+            "matrices of experts"
+        );
         ExpertMatrices {
             ty: matrix.ty,
-            n_experts: matrix.n_experts.expect("matrices of experts"),
+            stack,
             n_out: matrix.n_out,
             n_in: matrix.n_in,
             data: self.data[matrix.data].as_slice(),
