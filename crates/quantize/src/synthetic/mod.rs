@@ -20,7 +20,7 @@ use crate::options::QuantizeOptions;
 use crate::plan::{TensorPlan, choose_types};
 
 pub use named::SyntheticError;
-pub use shapes::{SHAPES, Shape, ShapeExperts, ShapeLatent, ShapeLinear};
+pub use shapes::{SHAPES, Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear};
 
 /// Number of values in a stock.
 const STOCK: usize = 1 << 20;
@@ -148,7 +148,7 @@ impl Synthetic {
     }
 
     fn header(&self) -> Writer<'static> {
-        let shape = &self.shape;
+        let shape = &self.of_layers();
         let mut w = Writer::new(shape.arch);
         w.set(
             "general.name",
@@ -191,7 +191,15 @@ impl Synthetic {
     }
 
     fn tensors(&self) -> Vec<Tensor> {
-        tensors::all(&self.shape, self.n_layers())
+        tensors::all(&self.of_layers())
+    }
+
+    /// Returns the shape with as many layers as the model has.
+    fn of_layers(&self) -> Shape {
+        Shape {
+            n_layers: self.n_layers(),
+            ..self.shape
+        }
     }
 }
 

@@ -27,6 +27,17 @@ pub struct Shape {
     pub has_rope_freqs: bool,
     /// Positions visible in layers with a sliding window.
     pub window: Option<usize>,
+    /// The attention of Gemma 4's layers without a window.
+    pub global: Option<ShapeGlobal>,
+}
+
+/// Attention heads of layers without a window, where they differ from others. Their keys are also their values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeGlobal {
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    /// One such layer ends each run of this many, and the model.
+    pub every: usize,
 }
 
 /// The shape of latent attention (MLA).
@@ -99,6 +110,7 @@ const fn shape(
         is_tied: false,
         has_rope_freqs: false,
         window: None,
+        global: None,
     }
 }
 
@@ -119,6 +131,20 @@ const fn llama3(shape: Shape) -> Shape {
 const fn window(n: usize, shape: Shape) -> Shape {
     Shape {
         window: Some(n),
+        ..shape
+    }
+}
+
+/// Gemma 4: one layer of each `every` has no window, and heads of its own.
+const fn global([n_kv_heads, head_dim, every]: [usize; 3], shape: Shape) -> Shape {
+    let global = ShapeGlobal {
+        n_kv_heads,
+        head_dim,
+        every,
+    };
+    Shape {
+        global: Some(global),
+        has_rope_freqs: true,
         ..shape
     }
 }
@@ -203,10 +229,14 @@ pub const SHAPES: &[Shape] = &[
     shape(("phi-3-mini", "phi3"), [32, 3072, 8192], [32, 32, 96], [32_064, 4096], [1e4, 1e-5]),
     window(4096, tied(shape(("gemma-2-2b", "gemma2"), [26, 2304, 9216], [8, 4, 256], [256_000, 8192], [1e4, 1e-6]))),
     window(1024, tied(shape(("gemma-3-4b", "gemma3"), [34, 2560, 10240], [8, 4, 256], [262_144, 131_072], [1e6, 1e-6]))),
+    global([1, 512, 6], window(1024, tied(shape(("gemma-4-12b", "gemma4"), [48, 3840, 15360], [16, 8, 256], [262_144, 262_144], [1e6, 1e-6])))),
+    global([2, 512, 6], window(1024, mixture([8, 128, 704], tied(shape(("gemma-4-26b-a4b", "gemma4"), [30, 2816, 2112], [16, 8, 256], [262_144, 262_144], [1e6, 1e-6]))))),
+    window(128, mixture([4, 32, 2880], shape(("gpt-oss-20b", "gpt-oss"), [24, 2880, 2880], [64, 8, 64], [201_088, 131_072], [1.5e5, 1e-5]))),
     shape(("seed-oss-36b", "seed_oss"), [64, 5120, 27648], [80, 8, 128], [155_136, 524_288], [1e7, 1e-6]),
     linear([48, 16, 128, 64], shape(("qwen3.5-27b", "qwen35"), [64, 5120, 17408], [24, 4, 256], [248_320, 262_144], [1e7, 1e-6])),
     linear([32, 16, 128, 64], shared(512, [8, 256, 512], shape(("qwen3.5-35b-a3b", "qwen35moe"), [40, 2048, 512], [16, 2, 256], [248_320, 262_144], [1e7, 1e-6]))),
     latent([0, 512, 64, 128, 1], shared(2816, [6, 64, 1408], shape(("deepseek-v2-lite", "deepseek2"), [27, 2048, 10944], [16, 1, 192], [102_400, 163_840], [1e4, 1e-6]))),
+    latent([768, 512, 64, 256, 1], shared(1536, [4, 64, 1536], shape(("glm-4.7-flash", "deepseek2"), [47, 2048, 10240], [20, 1, 256], [154_880, 202_752], [1e6, 1e-5]))),
     latent([1024, 256, 64, 128, 0], shared(2048, [4, 128, 2048], shape(("mistral-small-4-119b", "mistral4"), [36, 4096, 12288], [32, 1, 128], [131_072, 1_048_576], [1e4, 1e-6]))),
     latent([768, 256, 32, 64, 0], shape(("minicpm3-4b", "minicpm3"), [62, 2560, 6400], [40, 40, 96], [73_448, 32_768], [1e4, 1e-5])),
     shape(("olmo2-7b", "olmo2"), [32, 4096, 11008], [32, 32, 128], [100_352, 4096], [5e5, 1e-6]),
@@ -217,6 +247,21 @@ pub const SHAPES: &[Shape] = &[
 ];
 
 impl Shape {
+    /// Returns KV heads and values per head of a layer.
+    pub(super) fn heads_of(&self, layer: usize) -> [usize; 2] {
+        match self.global {
+            Some(global) if self.is_global(layer) => [global.n_kv_heads, global.head_dim],
+            _ => [self.n_kv_heads, self.head_dim],
+        }
+    }
+
+    /// Whether a layer has the heads of [`Shape::global`].
+    pub(super) fn is_global(&self, layer: usize) -> bool {
+        self.global.is_some_and(|global| {
+            (layer + 1).is_multiple_of(global.every) || layer + 1 == self.n_layers
+        })
+    }
+
     /// Returns the shape with this name.
     pub fn find(name: &str) -> Option<Shape> {
         SHAPES.iter().copied().find(|shape| shape.name == name)

@@ -2,7 +2,7 @@
 
 use rocmforge_gguf::{GgmlType, TensorInfo, Writer};
 
-use super::shapes::{Shape, ShapeExperts, ShapeLatent, ShapeLinear};
+use super::shapes::{Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear};
 use super::{Tensor, Values};
 
 const NORM: Values = Values::Vector {
@@ -89,7 +89,15 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
         let sections = vec![third, third, half - 2 * third, 0];
         w.set(&key("rope.dimension_sections"), sections);
     }
+    if let Some(global) = shape.global {
+        add_heads_by_layer(shape, global, w);
+    }
     match arch {
+        "gpt-oss" => {
+            w.set(&key("rope.scaling.type"), "yarn");
+            w.set(&key("rope.scaling.factor"), 32f32);
+            w.set(&key("rope.scaling.original_context_length"), 4096u32);
+        }
         "granite" => {
             w.set(&key("embedding_scale"), 12f32);
             w.set(&key("residual_scale"), 0.22f32);
@@ -104,17 +112,41 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
     }
 }
 
+/// Adds the metadata of layers that differ in their heads and windows, as Gemma 4 states it.
+fn add_heads_by_layer(shape: &Shape, global: ShapeGlobal, w: &mut Writer<'_>) {
+    let key = |name: &str| format!("{}.{name}", shape.arch);
+    let layers = 0..shape.n_layers;
+    let n_kv: Vec<i32> = layers
+        .clone()
+        .map(|layer| shape.heads_of(layer)[0] as i32)
+        .collect();
+    let windows: Vec<bool> = layers.map(|layer| !shape.is_global(layer)).collect();
+    w.set(&key("attention.head_count_kv"), n_kv);
+    w.set(&key("attention.sliding_window_pattern"), windows);
+    for (name, of_all, of_windows) in [
+        ("attention.key_length", global.head_dim, shape.head_dim),
+        ("attention.value_length", global.head_dim, shape.head_dim),
+        ("rope.dimension_count", global.head_dim, shape.head_dim),
+    ] {
+        w.set(&key(name), of_all as u32);
+        w.set(&key(&format!("{name}_swa")), of_windows as u32);
+    }
+    w.set(&key("rope.freq_base_swa"), 1e4f32);
+    w.set(&key("final_logit_softcapping"), 30f32);
+}
+
 /// Returns whether norms subtract the mean, and norms and products add a bias.
 fn is_with_biases(arch: &str) -> bool {
     matches!(arch, "gpt2" | "starcoder2")
 }
 
-/// Returns the tensors of the first `n_layers` layers of `shape`, and those outside the layers.
-pub(super) fn all(shape: &Shape, n_layers: usize) -> Vec<Tensor> {
+/// Returns the tensors of the layers of `shape`, and those outside the layers.
+pub(super) fn all(shape: &Shape) -> Vec<Tensor> {
     let Shape {
         arch,
         n_embd,
         n_vocab,
+        n_layers,
         ..
     } = *shape;
     let mut all = List {
@@ -130,13 +162,15 @@ pub(super) fn all(shape: &Shape, n_layers: usize) -> Vec<Tensor> {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let norms: &[&str] = match arch {
             "olmo2" => &["post_attention_norm", "post_ffw_norm"],
-            "gemma2" | "gemma3" => &[
+            "gemma2" | "gemma3" | "gemma4" => &[
                 "attn_norm",
                 "ffn_norm",
                 "post_attention_norm",
                 "post_ffw_norm",
             ],
-            "seed_oss" | "qwen35" | "qwen35moe" => &["attn_norm", "post_attention_norm"],
+            "seed_oss" | "gpt-oss" | "qwen35" | "qwen35moe" => {
+                &["attn_norm", "post_attention_norm"]
+            }
             _ => &["attn_norm", "ffn_norm"],
         };
         for norm in norms {
@@ -147,9 +181,14 @@ pub(super) fn all(shape: &Shape, n_layers: usize) -> Vec<Tensor> {
             (None, Some(linear)) if !(layer + 1).is_multiple_of(linear.interval) => {
                 all.linear_attention(&name, linear);
             }
+            _ if arch == "gemma4" => all.gemma4_attention(&name, layer),
             _ => all.attention(&name),
         }
         match shape.experts {
+            Some(experts) if arch == "gemma4" => {
+                all.feed_forward(&name);
+                all.gemma4_mixture(&name, experts);
+            }
             Some(experts) if shape.latent.is_none_or(|latent| layer >= latent.n_dense) => {
                 all.mixture(&name, experts);
             }
@@ -163,7 +202,7 @@ pub(super) fn all(shape: &Shape, n_layers: usize) -> Vec<Tensor> {
     if shape.has_rope_freqs {
         all.add(
             "rope_freqs.weight",
-            &[shape.head_dim / 2],
+            &[shape.global.map_or(shape.head_dim, |g| g.head_dim) / 2],
             Values::RopeFreqs,
         );
     }
@@ -201,9 +240,13 @@ impl List<'_> {
         }
         self.linear(&name("attn_output"), [n_q, n_embd]);
         match arch {
-            "qwen2" | "qwen2moe" | "seed_oss" => {
+            "qwen2" | "qwen2moe" | "seed_oss" | "gpt-oss" => {
                 for (part, width) in [("q", n_q), ("k", n_kv), ("v", n_kv)] {
                     self.add(&name(&format!("attn_{part}.bias")), &[width], BIAS);
+                }
+                if arch == "gpt-oss" {
+                    self.add(&name("attn_output.bias"), &[n_embd], BIAS);
+                    self.add(&name("attn_sinks.weight"), &[n_heads], BIAS);
                 }
             }
             "qwen3" | "qwen3moe" | "qwen35" | "qwen35moe" | "gemma3" => {
@@ -216,6 +259,52 @@ impl List<'_> {
             }
             _ => {}
         }
+    }
+
+    fn gemma4_attention(&mut self, name: &dyn Fn(&str) -> String, layer: usize) {
+        let (n_embd, n_heads) = (self.shape.n_embd, self.shape.n_heads);
+        let [n_kv_heads, head_dim] = self.shape.heads_of(layer);
+        let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
+        self.linear(&name("attn_q"), [n_embd, n_q]);
+        self.linear(&name("attn_k"), [n_embd, n_kv]);
+        if !self.shape.is_global(layer) {
+            self.linear(&name("attn_v"), [n_embd, n_kv]);
+        }
+        self.linear(&name("attn_output"), [n_q, n_embd]);
+        // Scores are not scaled, and would be so large that a single position had all the weight.
+        let mean = 1.0 / (head_dim as f32).sqrt();
+        let of_queries = Values::Vector {
+            mean,
+            reach: 0.3 * mean,
+        };
+        self.add(&name("attn_q_norm.weight"), &[head_dim], of_queries);
+        self.norm(&name("attn_k_norm"), head_dim);
+        self.add(&name("layer_output_scale.weight"), &[1], NORM);
+    }
+
+    /// Adds the experts beside a layer's network, with norms of their own, and gate and up in one tensor.
+    fn gemma4_mixture(&mut self, name: &dyn Fn(&str) -> String, experts: ShapeExperts) {
+        let n_embd = self.shape.n_embd;
+        let ShapeExperts {
+            n_experts, n_ff, ..
+        } = experts;
+        for norm in ["post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"] {
+            self.norm(&name(norm), n_embd);
+        }
+        let router = name("ffn_gate_inp.weight");
+        self.add(&router, &[n_embd, n_experts], Values::Matrix);
+        // Its input is divided by the root of its width.
+        let root = (n_embd as f32).sqrt();
+        let of_router = Values::Vector {
+            mean: root,
+            reach: 0.3 * root,
+        };
+        self.add(&name("ffn_gate_inp.scale"), &[n_embd], of_router);
+        let both = [n_embd, 2 * n_ff, n_experts];
+        self.add(&name("ffn_gate_up_exps.weight"), &both, Values::Matrix);
+        let down = [n_ff, n_embd, n_experts];
+        self.add(&name("ffn_down_exps.weight"), &down, Values::Matrix);
+        self.add(&name("ffn_down_exps.scale"), &[n_experts], NORM);
     }
 
     fn latent_attention(&mut self, name: &dyn Fn(&str) -> String, latent: ShapeLatent) {
@@ -304,6 +393,13 @@ impl List<'_> {
             ("ffn_down_exps.weight", [n_ff, n_embd]),
         ] {
             self.add(&name(part), &[n_in, n_out, n_experts], Values::Matrix);
+        }
+        if self.shape.arch == "gpt-oss" {
+            self.add(&name("ffn_gate_inp.bias"), &[n_experts], BIAS);
+            for (part, n_out) in [("gate", n_ff), ("up", n_ff), ("down", n_embd)] {
+                let bias = name(&format!("ffn_{part}_exps.bias"));
+                self.add(&bias, &[n_out, n_experts], BIAS);
+            }
         }
         if let Some(n_ff) = experts.n_ff_shared {
             if self.shape.latent.is_none() {
