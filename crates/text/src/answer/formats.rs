@@ -1,21 +1,28 @@
 //! The table of formats: the marks that each family writes, and what reads the calls between them.
 
+mod apertus;
 mod command_r7b;
 mod deepseek;
+mod dsml;
 mod gemma4;
 mod glm;
 mod gpt_oss;
 mod granite;
 mod hermes;
+mod hy3;
+mod invoke;
 mod kimi_k2;
 mod lfm2;
 mod llama3;
 mod minimax_m2;
 mod mistral;
+mod muse_glimmer;
+mod nemotron_nano;
 mod python;
 mod qwen_xml;
 
 use super::cursor::{Cursor, Read};
+use super::messages::Dialect;
 use super::tools::Tools;
 
 /// How a family writes reasoning and calls.
@@ -27,8 +34,8 @@ pub(super) struct Format {
     /// Marks that give no text.
     pub(super) hidden: &'static [&'static str],
     pub(super) calls: &'static [Call],
-    /// Whether messages have headers, for which `harmony.rs` reads the answer.
-    pub(super) is_harmony: bool,
+    /// How messages have headers, for which `messages.rs` reads the answer instead.
+    pub(super) messages: Option<&'static Dialect>,
 }
 
 /// The marks around reasoning.
@@ -95,7 +102,7 @@ pub(super) const PLAIN: Format = Format {
     thinking: None,
     hidden: &[],
     calls: &[],
-    is_harmony: false,
+    messages: None,
 };
 
 /// Content and reasoning.
@@ -114,12 +121,17 @@ const THINK: Thinking = Thinking {
 
 /// All formats with calls. The first one that a template is of counts, so those with rarer marks come first.
 pub(super) static ALL: &[&Format] = &[
+    &muse_glimmer::FORMAT,
     &gpt_oss::FORMAT,
     &gemma4::FORMAT,
     &kimi_k2::FORMAT,
     &deepseek::FORMAT,
+    &dsml::FORMAT,
     &minimax_m2::FORMAT,
     &command_r7b::FORMAT,
+    &apertus::FORMAT,
+    &nemotron_nano::FORMAT,
+    &hy3::FORMAT,
     &lfm2::FORMAT,
     &mistral::FORMAT,
     &glm::FORMAT,

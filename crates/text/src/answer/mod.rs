@@ -11,14 +11,14 @@
 mod calls;
 mod cursor;
 mod formats;
-mod harmony;
 mod json;
 mod machine;
+mod messages;
 mod tools;
 
 use formats::Format as Table;
-use harmony::Harmony;
 use machine::Machine;
+use messages::Messages;
 use tools::Tools;
 
 use serde_json::Value;
@@ -126,7 +126,7 @@ impl Format {
     /// Whether answers have marks, which may be control tokens.
     pub fn has_marks(self) -> bool {
         let Table { calls, hidden, .. } = self.calls;
-        let has_calls = !calls.is_empty() || !hidden.is_empty() || self.calls.is_harmony;
+        let has_calls = !calls.is_empty() || !hidden.is_empty() || self.calls.messages.is_some();
         has_calls || self.reasoning.thinking.is_some()
     }
 
@@ -152,7 +152,7 @@ pub struct AnswerParser(Reader);
 
 enum Reader {
     Marks(Box<Machine>),
-    Harmony(Box<Harmony>),
+    Messages(Box<Messages>),
 }
 
 impl AnswerParser {
@@ -162,9 +162,9 @@ impl AnswerParser {
     /// tools there are no calls. Types of parameters decide what is a number in formats that do not mark strings.
     pub fn new(format: Format, prompt: &str, tools: &[Value]) -> Self {
         let tools = Tools::new(tools);
-        AnswerParser(match format.calls.is_harmony {
-            true => Reader::Harmony(Box::new(Harmony::new(prompt, tools))),
-            false => Reader::Marks(Box::new(Machine::new(format, prompt, tools))),
+        AnswerParser(match format.calls.messages {
+            Some(dialect) => Reader::Messages(Box::new(Messages::new(dialect, prompt, tools))),
+            None => Reader::Marks(Box::new(Machine::new(format, prompt, tools))),
         })
     }
 
@@ -173,7 +173,7 @@ impl AnswerParser {
         let mut out = Vec::new();
         match &mut self.0 {
             Reader::Marks(machine) => machine.push(text, &mut out),
-            Reader::Harmony(harmony) => harmony.push(text, &mut out),
+            Reader::Messages(messages) => messages.push(text, &mut out),
         }
         out
     }
@@ -183,7 +183,7 @@ impl AnswerParser {
         let mut out = Vec::new();
         match &mut self.0 {
             Reader::Marks(machine) => machine.finish(&mut out),
-            Reader::Harmony(harmony) => harmony.finish(&mut out),
+            Reader::Messages(messages) => messages.finish(&mut out),
         }
         out
     }

@@ -655,6 +655,189 @@ const UPSTREAM: &[Case<'_>] = &[
         HELLO,
         &[],
     ),
+    // muse-glimmer
+    (
+        "muse-glimmer",
+        "<|start|>assistant",
+        " to=user<|message|>Hello, world!\nWhat's up?<|eot|>",
+        "",
+        HELLO,
+        &[],
+    ),
+    (
+        "muse-glimmer",
+        "<|start|>assistant",
+        " to=special_function<|message|><atem:function_calls>\n<atem:invoke name=\"special_function\">\n<atem:parameter name=\"arg1\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+        "",
+        "",
+        ONE,
+    ),
+    (
+        "muse-glimmer",
+        "<|start|>assistant",
+        " to=user<|message|>Hello, world!\nWhat's up?<|eom|><|start|>assistant to=special_function<|message|><atem:function_calls>\n<atem:invoke name=\"special_function\">\n<atem:parameter name=\"arg1\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+        "",
+        HELLO,
+        ONE,
+    ),
+    (
+        "muse-glimmer",
+        "<|start|>assistant",
+        " to=user<|message|>You invoke it like this:\n<atem:function_calls>\n<atem:invoke name=\"special_function\">\n<atem:parameter name=\"arg1\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>",
+        "",
+        "You invoke it like this:\n<atem:function_calls>\n<atem:invoke name=\"special_function\">\n<atem:parameter name=\"arg1\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+        &[],
+    ),
+    (
+        "muse-glimmer",
+        "<|start|>assistant",
+        " to=self<|message|>I need to output the invoice details in JSON<|eom|><|start|>assistant to=user<|message|>{\"amount\": 123.45, \"date\": \"2025-12-03\"}",
+        "I need to output the invoice details in JSON",
+        "{\"amount\": 123.45, \"date\": \"2025-12-03\"}",
+        &[],
+    ),
+    (
+        "muse-glimmer",
+        "<|start|>assistant",
+        " to=self<|message|>I could use <atem:function_calls>\n<atem:invoke name=\"special_function\">\n<atem:parameter name=\"arg1\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls> here<|eom|><|start|>assistant to=user<|message|>Hello!<|eot|>",
+        "I could use <atem:function_calls>\n<atem:invoke name=\"special_function\">\n<atem:parameter name=\"arg1\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls> here",
+        "Hello!",
+        &[],
+    ),
+    // The same, as its template writes several calls, and values of strings
+    (
+        "muse-glimmer",
+        "<|start|>assistant",
+        " to=self<|message|>I'm\nthinking<|eom|><|start|>assistant to=special_function<|message|><atem:function_calls>\n<atem:invoke name=\"special_function\">\n<atem:parameter name=\"arg1\">1</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=special_function_with_opt<|message|><atem:function_calls>\n<atem:invoke name=\"special_function_with_opt\">\n<atem:parameter name=\"arg1\">1</atem:parameter>\n<atem:parameter name=\"arg2\">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>",
+        THOUGHTS,
+        "",
+        TWO,
+    ),
+    (
+        "muse-glimmer",
+        "<|start|>assistant",
+        " to=edit<|message|><atem:function_calls>\n<atem:invoke name=\"edit\">\n<atem:parameter name=\"oldString\"> if (a < 1) {\n</atem:parameter>\n<atem:parameter name=\"newString\">7</atem:parameter>\n<atem:parameter name=\"replaceAll\">false</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>",
+        "",
+        "",
+        &[(
+            "",
+            "edit",
+            r#"{"oldString": " if (a < 1) {\n", "newString": "7", "replaceAll": false}"#,
+        )],
+    ),
+    // deepseek-ai-DeepSeek-V3.2
+    (
+        "dsml",
+        "<think>",
+        "I'm\nthinking</think>Hello, world!\nWhat's up?",
+        THOUGHTS,
+        HELLO,
+        &[],
+    ),
+    (
+        "dsml",
+        "<think>",
+        "Let me check the time</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_time\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Tokyo</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "Let me check the time",
+        "",
+        &[("", "get_time", r#"{"city": "Tokyo"}"#)],
+    ),
+    (
+        "dsml",
+        "</think>",
+        "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"special_function\">\n<｜DSML｜parameter name=\"arg1\" string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "",
+        "",
+        ONE,
+    ),
+    (
+        "dsml",
+        "<think>",
+        "Calling both</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_time\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "Calling both",
+        "",
+        &[
+            ("", "get_time", r#"{"city": "Paris"}"#),
+            ("", "get_weather", r#"{"city": "Paris"}"#),
+        ],
+    ),
+    (
+        "dsml",
+        "<think>",
+        "Thinking about it</think>Let me call the function.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"special_function\">\n<｜DSML｜parameter name=\"arg1\" string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "Thinking about it",
+        "Let me call the function.",
+        ONE,
+    ),
+    (
+        "dsml",
+        "<think>",
+        "Test array</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"todo_list\">\n<｜DSML｜parameter name=\"todos\" string=\"false\">[\"buy milk\",\"walk dog\"]</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "Test array",
+        "",
+        &[("", "todo_list", r#"{"todos": ["buy milk","walk dog"]}"#)],
+    ),
+    // deepseek-ai-DeepSeek-V4, as its template writes calls
+    (
+        "dsml",
+        "</think>",
+        "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get_time\">\n<｜DSML｜parameter name=\"city\" string=\"true\">7</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        "",
+        "",
+        &[("", "get_time", r#"{"city": "7"}"#)],
+    ),
+    // NVIDIA-Nemotron-Nano-v2
+    (
+        "nemotron-nano",
+        "<think>\n",
+        "I'm\nthinking\n</think>\n<TOOLCALL>[{\"name\": \"special_function\", \"arguments\": {\"arg1\": 1}}]</TOOLCALL>",
+        THOUGHTS,
+        "",
+        ONE,
+    ),
+    (
+        "nemotron-nano",
+        "<think>\n",
+        "I'm\nthinking\n</think>\n\n<TOOLCALL>[{\"name\": \"special_function\", \"arguments\": {\"arg1\": 1}}]</TOOLCALL>\n",
+        THOUGHTS,
+        "",
+        ONE,
+    ),
+    // Apertus-8B-Instruct; the second as its template writes reasoning and several calls
+    (
+        "apertus",
+        "",
+        "<|tools_prefix|>[{\"special_function\": {\"arg1\": 1}}]<|tools_suffix|>",
+        "",
+        "",
+        ONE,
+    ),
+    (
+        "apertus",
+        "",
+        "<|inner_prefix|>I'm\nthinking<|inner_suffix|>Hello, world!\nWhat's up?<|tools_prefix|>[{\"special_function\": {\"arg1\": 1}}, {\"special_function_with_opt\": {\"arg1\": 1, \"arg2\": 2}}]<|tools_suffix|>",
+        THOUGHTS,
+        HELLO,
+        TWO,
+    ),
+    // tencent-Hy3, as its template writes calls
+    (
+        "hy3",
+        "<think:opensource>",
+        "I'm\nthinking</think:opensource>Hello, world!\nWhat's up?<tool_calls:opensource>\n<tool_call:opensource>special_function<tool_sep:opensource>\n<arg_key:opensource>arg1</arg_key:opensource>\n<arg_value:opensource>1</arg_value:opensource>\n</tool_call:opensource>\n<tool_call:opensource>special_function_with_opt<tool_sep:opensource>\n<arg_key:opensource>arg1</arg_key:opensource>\n<arg_value:opensource>1</arg_value:opensource>\n<arg_key:opensource>arg2</arg_key:opensource>\n<arg_value:opensource>2</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+        THOUGHTS,
+        HELLO,
+        TWO,
+    ),
+    // poolside-Laguna-S-2.1, as its template writes calls
+    (
+        "glm",
+        "<think>",
+        "I'm\nthinking</think><tool_call>special_function<arg_key>arg1</arg_key><arg_value>1</arg_value></tool_call>",
+        THOUGHTS,
+        "",
+        ONE,
+    ),
 ];
 
 #[test]
@@ -735,6 +918,17 @@ fn what_only_resembles_a_call_is_content() {
         ("command-r7b", "<|START_ACTION|>none<|END_ACTION|>"),
         ("granite", "<|tool_call|> is a token"),
         ("gpt-oss", "Plain text to=functions.get_time"),
+        ("dsml", "<｜DSML｜invoke name=\"nothing\"></｜DSML｜invoke>"),
+        ("nemotron-nano", "<TOOLCALL>none</TOOLCALL>"),
+        (
+            "apertus",
+            "<|tools_prefix|>[{\"nothing\": {}}]<|tools_suffix|>",
+        ),
+        (
+            "hy3",
+            "<tool_call:opensource>get_time</tool_call:opensource>",
+        ),
+        ("muse-glimmer", "Plain text to=get_time, <atem:invoke>"),
     ];
     for (format, text) in cases {
         let answer = read_all_ways(format, "", text);
@@ -745,6 +939,30 @@ fn what_only_resembles_a_call_is_content() {
             "{format}: {text}"
         );
     }
+}
+
+/// What Muse Glimmer sends to a tool stays text if it is no call, or a message that ends before the call does.
+#[test]
+fn messages_to_tools_without_calls_are_content() {
+    const PARAMETER: &str = "<atem:parameter name=\"city\">Paris";
+    let call = |name: &str| format!("<atem:function_calls>\n<atem:invoke name=\"{name}\">\n");
+    let cases = [
+        "no call".to_string(),
+        "<atem:function_calls>\n</atem:function_calls>".to_string(),
+        format!("{}</atem:invoke>\n</atem:function_calls>", call("unknown")),
+        format!("{}{PARAMETER}", call("get_time")),
+    ];
+    for text in cases {
+        let answer = format!(" to=get_time<|message|>{text}<|eot|>");
+        let answer = read_all_ways("muse-glimmer", "<|start|>assistant", &answer);
+        assert_eq!(answer.content, text);
+        assert_eq!((answer.calls.len(), answer.unfinished.as_str()), (0, ""));
+    }
+    let text = format!("{}{PARAMETER}", call("get_time"));
+    let answer = format!(" to=get_time<|message|>{text}");
+    let answer = read_all_ways("muse-glimmer", "<|start|>assistant", &answer);
+    assert_eq!(answer.unfinished, text);
+    assert_eq!((answer.calls.len(), answer.content.as_str()), (0, ""));
 }
 
 /// An answer that ends within a call: with its name and part of its arguments, or as text.
@@ -805,6 +1023,19 @@ fn unfinished_calls_are_reported() {
             "<invoke name=\"get_time\">\n<parameter name=\"city\">Par",
         ),
         ("gpt-oss", "<|channel|>commentary to=functions.get_time"),
+        ("muse-glimmer", " to=get_time"),
+        (
+            "dsml",
+            "<｜DSML｜invoke name=\"get_time\">\n<｜DSML｜parameter name=\"city\" string=",
+        ),
+        (
+            "apertus",
+            "<|tools_prefix|>[{\"get_time\": {\"city\": \"Par",
+        ),
+        (
+            "hy3",
+            "<tool_call:opensource>get_time<tool_sep:opensource>\n<arg_key",
+        ),
     ];
     for (format, text) in held {
         let answer = read_all_ways(format, "", text);
@@ -991,6 +1222,25 @@ fn random_answers_do_not_depend_on_cuts() {
         "text",
         "x = 1",
         "```",
+        " to=get_time<|message|>",
+        " to=self<|message|>",
+        "<|eom|>",
+        "<｜DSML｜invoke name=\"get_time\">",
+        "<｜DSML｜parameter name=\"city\" string=\"true\">",
+        "</｜DSML｜parameter>",
+        "</｜DSML｜invoke>",
+        "<TOOLCALL>",
+        "<|tools_prefix|>",
+        "<|tools_suffix|>",
+        "<|inner_prefix|>",
+        "<tool_call:opensource>",
+        "<tool_sep:opensource>",
+        "<atem:function_calls>",
+        "</atem:function_calls>",
+        "<atem:invoke name=\"get_time\">",
+        "</atem:invoke>",
+        "<atem:parameter name=\"city\">",
+        "</atem:parameter>",
     ];
     let mut state = 0x2545_F491_4F6C_DD1Du64;
     let mut random = |n: usize| {
@@ -999,7 +1249,7 @@ fn random_answers_do_not_depend_on_cuts() {
         state ^= state << 17;
         state as usize % n
     };
-    for _ in 0..400 {
+    for _ in 0..300 {
         let text: String = (0..random(14))
             .map(|_| parts[random(parts.len())])
             .collect();
@@ -1025,6 +1275,7 @@ fn long_answers_are_passed_on() {
         "<|tool_call>call:get_time{",
         "<|tool_call_start|>[get_time(city=\"",
         "<invoke name=\"get_time\">",
+        " to=get_time<|message|><atem:function_calls>",
         "<",
         " ",
         "a",
@@ -1046,10 +1297,42 @@ fn long_answers_are_passed_on() {
                     .map(|c| c.arguments.len())
                     .sum::<usize>();
             assert!(
-                n_out + (1 << 20) + (1 << 18) >= n_in || format == "gpt-oss",
+                n_out + (1 << 20) + (1 << 18) >= n_in
+                    || matches!(format, "gpt-oss" | "muse-glimmer"),
                 "{format} {unit}: {n_out} of {n_in}"
             );
         }
+    }
+}
+
+/// The parts of templates by which similar formats differ.
+#[test]
+fn tells_similar_formats_apart() {
+    let cases = [
+        (
+            "<|start|>assistant<|channel|>analysis<|message|>",
+            "gpt-oss",
+        ),
+        (
+            "<|start|>assistant to=self<|message|>...<|eom|><atem:function_calls>",
+            "muse-glimmer",
+        ),
+        (
+            "<|start|>assistant<|channel|>x<|message|>...<atem:function_calls>",
+            "muse-glimmer",
+        ),
+        ("<think>...'｜DSML｜'... + 'invoke name=\"'", "dsml"),
+        ("<｜tool▁calls▁begin｜>", "deepseek"),
+        ("<think>...<TOOLCALL>[", "nemotron-nano"),
+        (
+            "':opensource'...'<tool_sep{}>'.format(HYTK)...'<arg_key{}>'",
+            "hy3",
+        ),
+        ("'<tool_call>' + name ... '<arg_key>'", "glm"),
+        ("'<|inner_prefix|>'...'<|tools_prefix|>'", "apertus"),
+    ];
+    for (source, name) in cases {
+        assert_eq!(Format::of_template(source).name(), name, "{source}");
     }
 }
 

@@ -1,27 +1,49 @@
-//! Reads answers in harmony, the format of gpt-oss: messages such as
-//! `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
-//!
-//! After <https://cookbook.openai.com/articles/openai-harmony>. The recipient may stand before or after the channel. What
-//! is sent to a built-in tool (`python`, `browser.search`) is dropped, as llama.cpp does.
+//! Reads answers of messages with headers, such as
+//! `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`. What headers mean, a [`Dialect`]
+//! says.
 
+use super::cursor::{Cursor, Read, Stop};
+use super::formats::WholeCall;
 use super::json::{Progress, Scanner};
 use super::tools::Tools;
-use super::{CallDelta, Delta};
+use super::{CallDelta, Delta, MAX_CALL_BYTES};
 
-const MESSAGE: &str = "<|message|>";
-const START: &str = "<|start|>";
-const CHANNEL: &str = "<|channel|>";
-
-/// What ends a message; the last two begin the next one, too.
-const ENDS: [&str; 5] = ["<|end|>", "<|return|>", "<|call|>", START, CHANNEL];
-
-/// How a header begins.
-const HEADERS: [&str; 6] = [START, CHANNEL, MESSAGE, "<|constrain|>", " to=", "to="];
+/// The end of a header.
+pub(super) const MESSAGE: &str = "<|message|>";
+/// The beginning of a message after another one.
+pub(super) const START: &str = "<|start|>";
 
 /// Longer headers are none.
 const MAX_HEADER_BYTES: usize = 1 << 10;
 
-pub(super) struct Harmony {
+/// How a family writes messages.
+pub(super) struct Dialect {
+    /// How a header may begin.
+    pub(super) headers: &'static [&'static str],
+    /// What ends a message and belongs to it.
+    pub(super) ends: &'static [&'static str],
+    /// What ends a message and begins the next one.
+    pub(super) begins: &'static [&'static str],
+    /// What the message with this header has.
+    pub(super) body: fn(&str, &Tools) -> Body,
+}
+
+/// What a message has.
+pub(super) enum Body {
+    Reasoning,
+    Content,
+    /// Text to drop.
+    Dropped,
+    /// The arguments of a call of this tool, in JSON.
+    Arguments(String),
+    /// Calls to convert.
+    Calls(ReadCalls),
+}
+
+type ReadCalls = fn(&mut Cursor<'_>, &Tools) -> Read<Vec<WholeCall>>;
+
+pub(super) struct Messages {
+    dialect: &'static Dialect,
     tools: Tools,
     text: String,
     at: At,
@@ -34,13 +56,19 @@ enum At {
     Reasoning,
     Content,
     Arguments(Scanner),
+    /// Calls to convert; they are tried again when the text has this length.
+    Calls {
+        read: ReadCalls,
+        retry: usize,
+    },
     /// Text to drop.
     Dropped,
 }
 
-impl Harmony {
-    pub(super) fn new(prompt: &str, tools: Tools) -> Self {
-        let mut harmony = Harmony {
+impl Messages {
+    pub(super) fn new(dialect: &'static Dialect, prompt: &str, tools: Tools) -> Self {
+        let mut messages = Messages {
+            dialect,
             tools,
             text: String::new(),
             at: At::Header,
@@ -49,9 +77,9 @@ impl Harmony {
         // A prompt may begin the message.
         if let Some(before) = prompt.strip_suffix(MESSAGE) {
             let start = before.rfind(START).unwrap_or(0);
-            harmony.at = harmony.message(&before[start..], &mut Vec::new());
+            messages.at = messages.message(&before[start..], &mut Vec::new());
         }
-        harmony
+        messages
     }
 
     pub(super) fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
@@ -64,6 +92,7 @@ impl Harmony {
         let text = std::mem::take(&mut self.text);
         match std::mem::replace(&mut self.at, At::Header) {
             At::Arguments(_) => self.end_call(false, out),
+            At::Calls { .. } if !text.is_empty() => out.push(Delta::Unfinished(text)),
             At::Header if recipient(&text).is_some() => out.push(Delta::Unfinished(text)),
             At::Header if !text.is_empty() && !text.starts_with("<|") => {
                 out.push(Delta::Content(text));
@@ -98,6 +127,11 @@ impl Harmony {
                 }
                 true
             }
+            At::Calls { read, retry } => {
+                let (read, retry) = (*read, *retry);
+                let is_due = ended || self.text.len() >= retry;
+                is_due && self.calls(read, out)
+            }
             At::Reasoning => self.body(Some(Delta::Reasoning), ended, out),
             At::Content => self.body(Some(Delta::Content), ended, out),
             At::Dropped => self.body(None, ended, out),
@@ -110,8 +144,9 @@ impl Harmony {
             return false;
         }
         let text = self.text.as_str();
-        let begin = HEADERS.iter().find(|header| text.starts_with(**header));
-        if begin.is_none() && HEADERS.iter().any(|header| header.starts_with(text)) {
+        let mut headers = self.dialect.headers.iter();
+        let begin = headers.clone().find(|header| text.starts_with(**header));
+        if begin.is_none() && headers.any(|header| header.starts_with(text)) {
             return false;
         }
         let end = text.find(MESSAGE);
@@ -136,26 +171,69 @@ impl Harmony {
 
     /// Returns what the message with this header has; begins a call.
     fn message(&mut self, header: &str, out: &mut Vec<Delta>) -> At {
-        let name = match recipient(header) {
-            Some(to) => to.strip_prefix("functions.").ok_or(to),
-            None => Err("assistant"),
-        };
-        let channel = header
-            .rsplit_once(CHANNEL)
-            .map_or("", |(_, after)| word(after));
-        match name {
-            Ok(name) if self.tools.has(name) => {
+        match (self.dialect.body)(header, &self.tools) {
+            Body::Reasoning => At::Reasoning,
+            Body::Content => At::Content,
+            Body::Dropped => At::Dropped,
+            Body::Calls(read) => At::Calls { read, retry: 0 },
+            Body::Arguments(name) => {
                 out.push(Delta::Call(CallDelta {
                     index: self.n_calls,
-                    name: Some(name.to_owned()),
+                    name: Some(name),
                     ..CallDelta::default()
                 }));
                 At::Arguments(Scanner::new())
             }
-            Err(to) if to != "assistant" => At::Dropped,
-            _ if channel == "analysis" => At::Reasoning,
-            _ => At::Content,
         }
+    }
+
+    /// Reads the calls of a message, which must be complete before it ends.
+    fn calls(&mut self, read: ReadCalls, out: &mut Vec<Delta>) -> bool {
+        if self.text.is_empty() {
+            return false;
+        }
+        let end = self.end().map(|(at, _)| at);
+        let mut text = Cursor::new(&self.text[..end.unwrap_or(self.text.len())]);
+        let is_long = self.text.len() > MAX_CALL_BYTES;
+        match read(&mut text, &self.tools) {
+            Ok(calls) if text.at() <= MAX_CALL_BYTES => {
+                let len = text.at();
+                self.take(len);
+                for call in calls {
+                    out.push(Delta::Call(CallDelta {
+                        index: self.n_calls,
+                        id: None,
+                        name: Some(call.name),
+                        arguments: call.arguments,
+                    }));
+                    self.end_call(true, out);
+                }
+                self.at = At::Dropped;
+                true
+            }
+            Err(Stop::Incomplete) if end.is_none() && !is_long => {
+                // Long calls are not read again for every piece of text.
+                let retry = self.text.len() + self.text.len() / 8;
+                self.at = At::Calls { read, retry };
+                false
+            }
+            _ => {
+                self.at = At::Content;
+                true
+            }
+        }
+    }
+
+    /// Returns the place and the text of the first end of the message.
+    fn end(&self) -> Option<(usize, &'static str)> {
+        let found = self.ends();
+        let found = found.filter_map(|end| Some((self.text.find(end)?, end)));
+        found.min()
+    }
+
+    fn ends(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let Dialect { ends, begins, .. } = self.dialect;
+        ends.iter().chain(begins.iter()).copied()
     }
 
     /// Reads text up to the end of the message.
@@ -165,21 +243,18 @@ impl Harmony {
         ended: bool,
         out: &mut Vec<Delta>,
     ) -> bool {
-        let found = ENDS
-            .iter()
-            .filter_map(|end| Some((self.text.find(end)?, *end)))
-            .min();
+        let found = self.end();
         let len = match found {
             Some((at, _)) => at,
             None if ended => self.text.len(),
             None => {
-                let overlap = |end: &&str| {
+                let overlap = |end: &str| {
                     let longest = self.text.len().min(end.len() - 1);
                     (1..=longest)
                         .rev()
                         .find(|&n| self.text.ends_with(&end[..n]))
                 };
-                self.text.len() - ENDS.iter().filter_map(overlap).max().unwrap_or(0)
+                self.text.len() - self.ends().filter_map(overlap).max().unwrap_or(0)
             }
         };
         let text = self.take(len);
@@ -187,7 +262,7 @@ impl Harmony {
             out.push(kind(text));
         }
         if let Some((_, end)) = found {
-            if end != START && end != CHANNEL {
+            if !self.dialect.begins.contains(&end) {
                 self.take(end.len());
             }
             self.at = At::Header;
@@ -211,13 +286,13 @@ impl Harmony {
 }
 
 /// Returns who a header sends the message to.
-fn recipient(header: &str) -> Option<&str> {
+pub(super) fn recipient(header: &str) -> Option<&str> {
     let (_, after) = header.split_once("to=")?;
     Some(word(after))
 }
 
 /// Returns the text up to white space or a mark.
-fn word(text: &str) -> &str {
+pub(super) fn word(text: &str) -> &str {
     let end = text.find(|c: char| c.is_whitespace() || c == '<');
     &text[..end.unwrap_or(text.len())]
 }
