@@ -445,13 +445,15 @@ impl ExpertActs {
 pub struct ExpertMatrices<'a> {
     /// [n_matrices * n_out, n_in]: one after the other.
     pub w: Weight<'a>,
+    /// `[n_experts]`: a factor on the products of each expert.
+    pub scales: Option<&'a [f32]>,
     /// `[n_experts * n_out]`.
     pub bias: Option<&'a [f32]>,
     /// Which of them are the experts'.
     pub stack: ExpertStack,
 }
 
-/// Computes `out[row] = acts[row] * w[expert of row]^T + bias[expert of row]`; `out` [n_rows, n_out].
+/// Computes `out[row] = acts[row] * w[e]^T * scales[e] + bias[e]`, `e` the expert of the row; `out` [n_rows, n_out].
 ///
 /// Every element has the same bits for any number of tokens, rows and threads.
 ///
@@ -460,7 +462,12 @@ pub struct ExpertMatrices<'a> {
 pub fn expert_matmul(
     isa: Isa,
     pool: &Pool,
-    ExpertMatrices { w, bias, stack }: ExpertMatrices<'_>,
+    ExpertMatrices {
+        w,
+        scales,
+        bias,
+        stack,
+    }: ExpertMatrices<'_>,
     routing: &Routing,
     acts: &ExpertActs,
     out: &mut [f32],
@@ -477,6 +484,10 @@ pub fn expert_matmul(
     assert!(
         bias.is_none_or(|bias| bias.len() == stack.n_experts * n_out),
         "bias is [n_experts * n_out]"
+    );
+    assert!(
+        scales.is_none_or(|scales| scales.len() == stack.n_experts),
+        "scales are [n_experts]"
     );
     assert_eq!(acts.n_in, w.n_in, "acts are [n_rows, n_in]");
     assert_eq!(acts.format, Some(act_format(w.ty)), "{}", w.ty.name());
@@ -511,6 +522,7 @@ pub fn expert_matmul(
         let job = Job {
             w: experts[group],
             acts: &acts.groups[group],
+            scale: scales.map_or(1.0, |scales| scales[expert]),
             bias: bias.map(|bias| &bias[expert * n_out..][..n_out]),
             mode: OutMode::Store,
         };

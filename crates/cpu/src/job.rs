@@ -9,6 +9,8 @@ use crate::pool::Tile;
 pub(crate) struct Job<'a> {
     pub w: Weight<'a>,
     pub acts: &'a Acts,
+    /// Factor on the products, before the bias.
+    pub scale: f32,
     pub bias: Option<&'a [f32]>,
     pub mode: OutMode,
 }
@@ -33,13 +35,15 @@ impl Job<'_> {
         row_bytes
     }
 
-    /// Adds bias and residual to products of `token` with the weight rows from `first` on, and writes them to the tile.
+    /// Scales products of `token` with the weight rows from `first` on, adds bias and residual, and writes them to the
+    /// tile.
     #[inline]
     pub(crate) fn write(&self, tile: &mut Tile<'_>, token: usize, first: usize, values: &[f32]) {
         let at = first - tile.cols().start;
         let out = &mut tile.row(token)[at..at + values.len()];
         for (i, (out, y)) in out.iter_mut().zip(values).enumerate() {
-            let y = self.bias.map_or(*y, |bias| *y + bias[first + i]);
+            let y = y * self.scale;
+            let y = self.bias.map_or(y, |bias| y + bias[first + i]);
             *out = match self.mode {
                 OutMode::Store => y,
                 OutMode::Add => *out + y,

@@ -67,6 +67,7 @@ pub fn matmul_all(isa: Isa, pool: &Pool, acts: &Acts, products: Vec<Product<'_>>
         let job = Job {
             w,
             acts,
+            scale: 1.0,
             bias,
             mode,
         };
@@ -114,6 +115,7 @@ pub fn matmul_gated(
     let [gate, up] = [gate, up].map(|side| Job {
         w: side.w,
         acts,
+        scale: 1.0,
         bias: side.bias,
         mode: OutMode::Store,
     });
@@ -307,6 +309,7 @@ mod tests {
                     let job = Job {
                         w,
                         acts: &acts,
+                        scale: 1.0,
                         bias: None,
                         mode: OutMode::Store,
                     };

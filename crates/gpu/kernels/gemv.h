@@ -268,9 +268,11 @@ template <u32 ROWS, u32 N, bool IN_TURNS, typename Some> DEV void compute(const 
         if (gated) value[0] += of_wave[n], value[1] += of_wave[N + n];
         else value[0] += of_wave[at % per_group * N + n];
     }
+    value[0] *= job.scale;
     if (job.bias) value[0] += job.bias[row];
     float* out = job.out + (u64)n * job.w.n_out + row;
     if (gated) {
+        value[1] *= job.up_scale;
         if (job.up_bias) value[1] += job.up_bias[row];
         *out = gated_value(job.mode, value[0], value[1]);
     } else if (job.mode == STORE) {
@@ -305,6 +307,8 @@ template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
     job.up += tile.expert * p.expert_bytes;
     if (job.bias) job.bias += tile.expert * job.w.n_out;
     if (job.up_bias) job.up_bias += tile.expert * job.w.n_out;
+    if (p.expert_scales) job.scale = p.expert_scales[tile.expert];
+    if (p.up_scales) job.up_scale = p.up_scales[tile.expert];
     skip_values<FORMAT>(job, (u64)tile.first_row * job.w.n_in);
     job.out += (u64)tile.first_row * job.w.n_out;
     job.n_rows = N == 1 ? 1 : tile.n_rows;

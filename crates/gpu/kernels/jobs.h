@@ -60,7 +60,10 @@ struct One {
     // their biases.
     const ExpertTile* tiles;
     u64 expert_bytes;
-    FIELDS(w, x, scales, sums, bias, out, n_rows, mode, split_log, turns_log, first_block, timed, tiles, expert_bytes)
+    // [n_experts], or null: a factor on each expert's products, before the bias.
+    const float* expert_scales;
+    FIELDS(w, x, scales, sums, bias, out, n_rows, mode, split_log, turns_log, first_block, timed, tiles, expert_bytes,
+           expert_scales)
 };
 
 // What the products of a launch differ in.
@@ -89,7 +92,9 @@ struct Few {
     Product products[FEW];
     const ExpertTile* tiles;
     u64 expert_bytes;
-    FIELDS(x, scales, sums, n_rows, gated, products, tiles, expert_bytes)
+    const float* expert_scales;
+    const float* up_scales;
+    FIELDS(x, scales, sums, n_rows, gated, products, tiles, expert_bytes, expert_scales, up_scales)
 };
 
 struct Listed {
@@ -109,6 +114,8 @@ struct Job : One {
     bool gated;
     const u8* up;
     const float* up_bias;
+    // Factors of the tile's expert on the product, and on that with up.
+    float scale, up_scale;
     u32 block;
 };
 
@@ -146,11 +153,12 @@ template <bool MAY_GATE> DEV Job job_of(const Few& p, u32 block) {
     job.gated = gated;
     job.up = p.products[1].w.data;
     job.up_bias = p.products[1].bias;
+    job.scale = job.up_scale = 1.0f;
     job.block = block - one.first_block;
     return job;
 }
 
-DEV Job job_of(const One& one, u32 block) { return {one, false, nullptr, nullptr, block - one.first_block}; }
+DEV Job job_of(const One& one, u32 block) { return {one, false, nullptr, nullptr, 1.0f, 1.0f, block - one.first_block}; }
 
 // The product of a table that this block computes a part of. All threads of the block must call it.
 DEV One find(const Listed& p) {

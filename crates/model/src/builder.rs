@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use rocmforge_gguf::{GgmlType, Gguf, TensorInfo};
 use rocmforge_plan::{
-    ActFormat, ExpertStack, Factor, Plan, Projection, Recorder, RopeId, Routing, Value, WeightId,
-    Weights, act_format,
+    ActFormat, ExpertProjection, ExpertStack, Factor, Plan, Projection, Recorder, RopeId, Routing,
+    Value, WeightId, Weights, act_format,
 };
 
 use crate::classifier::Classifier;
@@ -239,24 +239,36 @@ impl Builder<'_> {
         Ok(out)
     }
 
-    /// Records the product with the matrix of each row's expert, `{tensor}.weight`, plus `{tensor}.bias` if the file has
-    /// one.
+    /// Records the product with the matrix of each row's expert, `{tensor}.weight`, times the expert's number in
+    /// `{tensor}.scale` and plus its row of `{tensor}.bias` if the file has them.
     pub(crate) fn expert_linear(
         &mut self,
         x: Value,
         tensor: &str,
+        chosen: (Routing, &Experts),
+        n_out: usize,
+    ) -> Result<Value, LoadError> {
+        let scales = self.expert_scales(tensor, chosen.1.n_experts)?;
+        self.scaled_expert_linear(x, (tensor, scales), chosen, n_out)
+    }
+
+    /// As [`Builder::expert_linear`], with the factors `scales`.
+    pub(crate) fn scaled_expert_linear(
+        &mut self,
+        x: Value,
+        (tensor, scales): (&str, Option<WeightId>),
         (routing, experts): (Routing, &Experts),
         n_out: usize,
     ) -> Result<Value, LoadError> {
         let stack = ExpertStack::whole(experts.n_experts);
-        self.expert_part(x, tensor, (routing, stack), n_out)
+        self.expert_part(x, (tensor, scales), (routing, stack), n_out)
     }
 
     /// As [`Builder::expert_linear`], with one of the parts of `n_out` rows of each expert's matrix.
     pub(crate) fn expert_part(
         &mut self,
         x: Value,
-        tensor: &str,
+        (tensor, scales): (&str, Option<WeightId>),
         (routing, stack): (Routing, ExpertStack),
         n_out: usize,
     ) -> Result<Value, LoadError> {
@@ -265,14 +277,27 @@ impl Builder<'_> {
         let weight = self.loader.experts(&name, n_experts, n_rows, x.width())?;
         let bias = format!("{tensor}.bias");
         let of_part = stack.part * n_out..(stack.part + 1) * n_out;
-        let matrices = Projection {
+        let linear = Projection {
             weight,
             bias: self.loader.opt_rows(&bias, [n_experts, n_rows], of_part)?,
             format: self.act_format(&name),
         };
-        Ok(self
-            .plan
-            .expert_matmul(x, routing, (matrices, stack), n_out))
+        let experts = ExpertProjection {
+            linear,
+            scales,
+            stack,
+        };
+        Ok(self.plan.expert_matmul(x, routing, experts, n_out))
+    }
+
+    /// Returns the factors on the products of each expert, `{tensor}.scale`, which files have beside matrices in NVFP4.
+    pub(crate) fn expert_scales(
+        &mut self,
+        tensor: &str,
+        n_experts: usize,
+    ) -> Result<Option<WeightId>, LoadError> {
+        let name = format!("{tensor}.scale");
+        self.loader.opt_finite(&name, n_experts)
     }
 
     /// Records the product with a tensor that the loader has found, without adapters.
@@ -303,18 +328,6 @@ impl Builder<'_> {
         match scale {
             1.0 => out,
             scale => self.plan.scale(Factor::Constant(scale), out),
-        }
-    }
-
-    /// Refuses a factor for each expert on the products with `{tensor}.weight`.
-    pub(crate) fn refuse_expert_scales(&self, tensor: &str) -> Result<(), LoadError> {
-        let name = format!("{tensor}.scale");
-        match self.loader.has(&name) {
-            false => Ok(()),
-            true => Err(LoadError::UnsupportedFeature {
-                arch: self.config.arch_name.clone(),
-                feature: format!("a scale for each expert (tensor `{name}`)"),
-            }),
         }
     }
 

@@ -187,6 +187,22 @@ impl<'a> WeightLoader<'a> {
         }))
     }
 
+    /// Returns the vector `name` of `len` finite values, if the file has it.
+    pub(crate) fn opt_finite(
+        &mut self,
+        name: &str,
+        len: usize,
+    ) -> Result<Option<WeightId>, LoadError> {
+        let Some(values) = self.opt_values(name, len)? else {
+            return Ok(None);
+        };
+        if let Some(&value) = values.iter().find(|value| !value.is_finite()) {
+            let name = name.to_string();
+            self.faults.note(LoadError::TensorValue { name, value })?;
+        }
+        Ok(Some(self.push_vector(values)))
+    }
+
     /// Returns a part of each vector of the tensor `name`, `[n_rows, len]`, if the file has it.
     pub(crate) fn opt_rows(
         &mut self,

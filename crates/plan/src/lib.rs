@@ -47,7 +47,7 @@ pub use params::{
     OutMode, RopeStyle, Router, RowsOf, Weighed,
 };
 pub use placement::{Placement, PlanPart, Segment, Side, Split, is_of_experts, layer_starts};
-pub use recorder::{Mixing, Projection, Recorder, Routing, Value};
+pub use recorder::{ExpertProjection, Mixing, Projection, Recorder, Routing, Value};
 pub use roofline::Roofline;
 pub use rope::{LongContext, RopeTable};
 pub use sampler_kind::{SamplerKind, UnknownSampler};

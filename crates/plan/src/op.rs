@@ -207,12 +207,14 @@ pub enum Op {
         routing: RoutingId,
         out: ActsId,
     },
-    /// `out[row] = x[row] * weight[expert of row]^T (+ bias[expert of row])`; `weight` is `[n_matrices * n_out, n_in]`, of
-    /// which `stack` says what is an expert's, and `bias` `[n_experts * n_out]`.
+    /// `out[row] = x[row] * weight[e]^T (* scales[e]) (+ bias[e])`, `e` the expert of the row; `weight` is
+    /// `[n_matrices * n_out, n_in]`, of which `stack` says what is an expert's, `scales` `[n_experts]` and `bias`
+    /// `[n_experts * n_out]`.
     ExpertMatMul {
         x: ActsId,
         routing: RoutingId,
         weight: WeightId,
+        scales: Option<WeightId>,
         bias: Option<WeightId>,
         stack: ExpertStack,
         out: BufferId,
@@ -459,10 +461,10 @@ impl Op {
         match self {
             Op::RmsNorm { weight, .. } | Op::NormQuantize { weight, .. } => vec![*weight],
             Op::LayerNorm { weight, bias, .. } => vec![*weight, *bias],
-            Op::MatMul { bias, .. } | Op::ExpertMatMul { bias, .. } => {
-                bias.iter().copied().collect()
+            Op::MatMul { bias, .. } => bias.iter().copied().collect(),
+            Op::Route { bias, scales, .. } | Op::ExpertMatMul { bias, scales, .. } => {
+                bias.iter().chain(scales).copied().collect()
             }
-            Op::Route { bias, scales, .. } => bias.iter().chain(scales).copied().collect(),
             Op::Scale {
                 by: Factor::Vector(weight),
                 ..

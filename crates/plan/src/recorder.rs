@@ -76,6 +76,15 @@ impl Projection {
     }
 }
 
+/// The stacked matrices of experts with their biases, and a factor for each expert's products, `[n_experts]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertProjection {
+    pub linear: Projection,
+    pub scales: Option<WeightId>,
+    /// Which of the matrices are the experts'.
+    pub stack: ExpertStack,
+}
+
 /// Records a [`Plan`]. Activations that several products read in the same format are converted once.
 #[derive(Debug, Default)]
 pub struct Recorder {
@@ -303,15 +312,15 @@ impl Recorder {
         out
     }
 
-    /// Records the product of every row with its expert's matrix; a row per token and chosen expert. `linear` holds
-    /// the matrices and biases of all experts.
+    /// Records the product of every row with its expert's matrix; a row per token and chosen expert.
     pub fn expert_matmul(
         &mut self,
         x: Value,
         routing: Routing,
-        (linear, stack): (Projection, ExpertStack),
+        experts: ExpertProjection,
         n_out: usize,
     ) -> Value {
+        let linear = experts.linear;
         let acts = self.expert_acts(x, linear.format, routing);
         let n_used = routing.n_used;
         let out = self.new_value(RowCount::Choices { n_used }, n_out);
@@ -319,8 +328,9 @@ impl Recorder {
             x: acts,
             routing: routing.id,
             weight: linear.weight,
+            scales: experts.scales,
             bias: linear.bias,
-            stack,
+            stack: experts.stack,
             out: out.id,
         });
         out

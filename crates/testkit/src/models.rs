@@ -49,12 +49,14 @@ pub const NAMES: [&str; 26] = [
 /// Models and types of their matrices, for types in which llama.cpp made none of the files of forge-mini. Also
 /// latent attention, whose matrices of heads are multiplied in a way of their own. Not qwen2 or phi3 in NVFP4: there,
 /// llama.cpp ignores the factors beside the matrices of the feed-forward network.
-pub const QUANTIZED: [(&str, &str); 14] = [
+pub const QUANTIZED: [(&str, &str); 16] = [
     ("llama", "Q1_0"),
     ("llama", "Q2_0"),
     ("llama", "TQ1_0"),
     ("llama", "TQ2_0"),
     ("llama", "NVFP4"),
+    ("mixtral", "NVFP4"),
+    ("qwen3moe", "NVFP4"),
     ("llama", "IQ1_S"),
     ("llama", "IQ1_M"),
     ("llama", "IQ2_XXS"),
@@ -382,6 +384,9 @@ impl Synth {
         self.expert_matrices(&tensor("ffn_gate_exps.weight"), [N_EXPERTS, n_ff, N_EMBD])?;
         self.expert_matrices(&tensor("ffn_up_exps.weight"), [N_EXPERTS, n_ff, N_EMBD])?;
         self.expert_matrices(&tensor("ffn_down_exps.weight"), [N_EXPERTS, N_EMBD, n_ff])?;
+        for name in ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"] {
+            self.scales(&tensor(name), N_EXPERTS)?;
+        }
         if self.latent().is_some() {
             self.shared_experts(tensor)?;
         }
@@ -477,9 +482,14 @@ impl Synth {
     /// Adds the numbers that converters write beside a matrix in NVFP4: a factor on its products, and one that only
     /// activations of four bits would need.
     fn scale(&mut self, name: &str) -> Result<(), Error> {
+        self.scales(name, 1)
+    }
+
+    /// As [`Synth::scale`], of the matrices of `n` experts.
+    fn scales(&mut self, name: &str, n: usize) -> Result<(), Error> {
         if self.ty == GgmlType::NVFP4 {
-            self.vector(&format!("{name}.scale"), 1, 1.2, 0.5)?;
-            self.vector(&format!("{name}.input_scale"), 1, 1.2, 0.5)?;
+            self.vector(&format!("{name}.scale"), n, 1.2, 0.5)?;
+            self.vector(&format!("{name}.input_scale"), n, 1.2, 0.5)?;
         }
         Ok(())
     }

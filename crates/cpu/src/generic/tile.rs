@@ -34,7 +34,7 @@ const FLOAT_STRETCH: usize = 512;
 /// Register tiles per group of rows.
 const FLOAT_TILES: usize = FLOAT_GROUP / FLOAT_ROWS;
 
-/// Adds bias and residual to the products of `token` with the `LANES` weight rows from `first` on, and writes those
+/// Scales the products of `token` with the `LANES` weight rows from `first` on, adds bias and residual, and writes those
 /// within the tile.
 #[inline(always)]
 pub(super) fn write<S: Simd>(
@@ -54,7 +54,7 @@ pub(super) fn write<S: Simd>(
         return;
     }
     let out = &mut tile.row(token)[first - cols.start..][..n];
-    let mut y = sums;
+    let mut y = s.mul(sums, s.splat(job.scale));
     if let Some(bias) = job.bias {
         y = s.add(y, s.load(&bias[first..]));
     }

@@ -194,6 +194,7 @@ struct Mixture {
     up: Vec<u8>,
     down: Vec<u8>,
     /// [n_experts, n_out].
+    up_scales: Vec<f32>,
     up_bias: Vec<f32>,
     down_bias: Vec<f32>,
 }
@@ -237,18 +238,19 @@ impl Mixture {
         };
         acts.quantize(isa, pool, &routing, (x, rows_of), format);
         let mut hidden = vec![f32::NAN; n_rows * N_FF];
-        let matrices = |w, bias| ExpertMatrices {
+        let matrices = |w, scales, bias| ExpertMatrices {
             w,
+            scales,
             bias: Some(bias),
             stack: ExpertStack::whole(N_EXPERTS),
         };
         let up = self.stack(&self.up, N_EXPERTS * N_FF, N_IN);
-        let up = matrices(up, &self.up_bias[..]);
+        let up = matrices(up, Some(&self.up_scales[..]), &self.up_bias[..]);
         expert_matmul(isa, pool, up, &routing, &acts, &mut hidden);
         acts.quantize(isa, pool, &routing, (&hidden, RowsOf::Choices), format);
         let mut rows = vec![f32::NAN; n_rows * N_IN];
         let down = self.stack(&self.down, N_EXPERTS * N_IN, N_FF);
-        let down = matrices(down, &self.down_bias[..]);
+        let down = matrices(down, None, &self.down_bias[..]);
         expert_matmul(isa, pool, down, &routing, &acts, &mut rows);
         let mut out = vec![f32::NAN; x.len()];
         combine_experts(isa, pool, (&routing, weighed), &rows, &mut out);
@@ -264,6 +266,10 @@ impl Mixture {
                 true => (&self.up, &self.up_bias, N_FF, N_IN),
                 false => (&self.down, &self.down_bias, N_IN, N_FF),
             };
+            let scale = match up {
+                true => self.up_scales[expert as usize],
+                false => 1.0,
+            };
             let bytes = data.len() / N_EXPERTS;
             let w = self.stack(&data[expert as usize * bytes..][..bytes], n_out, n_in);
             let bias = &bias[expert as usize * n_out..][..n_out];
@@ -272,12 +278,15 @@ impl Mixture {
             let mut out = vec![f32::NAN; n_out];
             let product = Product {
                 w,
-                bias: Some(bias),
+                bias: None,
                 mode: OutMode::Store,
                 out: &mut out,
             };
             matmul(isa, &pool, &acts, product);
-            out
+            let pairs = out.iter().zip(bias);
+            pairs
+                .map(|(y, bias)| y * scale + bias)
+                .collect::<Vec<f32>>()
         };
         let mut all = Vec::new();
         for (token, x) in x.chunks(N_IN).enumerate() {
@@ -308,6 +317,7 @@ fn expert_products_match_single_products_for_any_batch_and_threads() {
             ty,
             up: weights(ty, N_EXPERTS * N_FF, N_IN, &mut rng),
             down: weights(ty, N_EXPERTS * N_IN, N_FF, &mut rng),
+            up_scales: rng.vec(N_EXPERTS),
             up_bias: rng.vec(N_EXPERTS * N_FF),
             down_bias: rng.vec(N_EXPERTS * N_IN),
         };
@@ -355,6 +365,7 @@ fn accepts_empty_batches() {
         ty: GgmlType::F32,
         up: vec![0; 4 * N_EXPERTS * N_FF * N_IN],
         down: vec![0; 4 * N_EXPERTS * N_FF * N_IN],
+        up_scales: vec![1.0; N_EXPERTS],
         up_bias: vec![0.0; N_EXPERTS * N_FF],
         down_bias: vec![0.0; N_EXPERTS * N_IN],
     };
@@ -384,7 +395,12 @@ fn parts_of_stacks() {
         };
         let mut out = vec![f32::NAN; routing.n_rows() * n_out];
         let bias = None;
-        let matrices = ExpertMatrices { w, bias, stack };
+        let matrices = ExpertMatrices {
+            w,
+            scales: None,
+            bias,
+            stack,
+        };
         expert_matmul(isa, &pool, matrices, &routing, &acts, &mut out);
         out
     };

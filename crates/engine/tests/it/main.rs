@@ -4,6 +4,7 @@ mod architectures;
 mod common;
 mod context_shift;
 mod embeddings;
+mod expert_scales;
 mod families;
 mod finish;
 mod gelu;

@@ -32,12 +32,17 @@ struct Dense {
     }
 };
 
+// A product of rows of one expert, with the factor on it.
+struct OfExpert : One {
+    float scale;
+};
+
 // The tiles of an MoE layer's experts. The grid is [tiles, blocks of outputs].
 struct Experts {
     template <typename Mainloop, typename F> DEV_MEMBER static void each_tile(const One& p, F take) {
         const ExpertTile tile = tile_at(p.tiles, bid_x());
         if (tile.expert == NO_EXPERT) return;
-        One own = p;
+        OfExpert own = {p, p.expert_scales ? p.expert_scales[tile.expert] : 1.0f};
         own.w.data += tile.expert * p.expert_bytes;
         if (own.bias) own.bias += tile.expert * own.w.n_out;
         own.n_rows = tile.first_row + tile.n_rows;
@@ -53,10 +58,13 @@ struct Store {
         float* to = one.out + (u64)row * one.w.n_out + o;
         *to = one.mode & ADD ? *to + v : v;
     }
+    DEV_MEMBER static void element(const OfExpert& own, u32 row, u32 o, float v) {
+        element((const One&)own, row, o, v * own.scale);
+    }
 };
 
 template <typename Mainloop, typename Epilogue, typename Scheduler> DEV void gemm(const One& p) {
-    Scheduler::template each_tile<Mainloop>(p, [](const One& one, const Tile& t) __attribute__((always_inline)) {
+    Scheduler::template each_tile<Mainloop>(p, [](const auto& one, const Tile& t) __attribute__((always_inline)) {
         Mainloop loop;
         if (!loop.run(one, t)) return;
 #pragma unroll

@@ -45,12 +45,7 @@ pub(super) fn launch_gated(
 ) -> Result<(), GpuError> {
     let mode = Mode::of_gate(activation);
     if gate.matrix.ty == up.matrix.ty {
-        let both = Work {
-            up: Some((up.matrix, up.bias)),
-            mode,
-            ..*gate
-        };
-        return launch(gpu, &[both]);
+        return launch(gpu, &[gate.with_up(up, mode)]);
     }
     launch(gpu, &[*gate])?;
     launch(gpu, &[Work { mode, ..*up }])

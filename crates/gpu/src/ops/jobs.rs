@@ -35,6 +35,16 @@ pub struct Gated<'a> {
     pub out: Slice<'a, f32>,
 }
 
+/// Products with the matrices of experts, `x[row] * matrix * scale + bias`, each of the row's expert.
+#[derive(Clone, Copy)]
+pub struct ExpertProduct<'a> {
+    pub matrices: ExpertMatrices<'a>,
+    /// `[n_experts]`.
+    pub scales: Option<Slice<'a, f32>>,
+    /// `[n_experts, n_out]`.
+    pub bias: Option<Slice<'a, f32>>,
+}
+
 /// What happens to the result of a product: `Mode` in jobs.h.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -77,12 +87,22 @@ pub(super) struct Work<'a> {
     pub(super) matrix: Matrix<'a>,
     /// Of an MoE layer: those of all experts.
     pub(super) bias: Option<Slice<'a, f32>>,
-    /// Up and its bias, if this is a gated product: of the same format and shape as `matrix`, which is the gate.
-    pub(super) up: Option<(Matrix<'a>, Option<Slice<'a, f32>>)>,
+    /// Of an MoE layer: a factor on the products of each expert, `[n_experts]`.
+    pub(super) scales: Option<Slice<'a, f32>>,
+    /// Up, if this is a gated product: of the same format and shape as `matrix`, which is the gate.
+    pub(super) up: Option<Up<'a>>,
     pub(super) mode: Mode,
     pub(super) out: Slice<'a, f32>,
     /// Of an MoE layer.
     pub(super) experts: Option<Experts<'a>>,
+}
+
+/// The other side of a gated product.
+#[derive(Clone, Copy)]
+pub(super) struct Up<'a> {
+    matrix: Matrix<'a>,
+    bias: Option<Slice<'a, f32>>,
+    scales: Option<Slice<'a, f32>>,
 }
 
 /// Which expert's matrix each row is multiplied with.
@@ -101,6 +121,7 @@ impl<'a> Work<'a> {
             x: *x,
             matrix: product.matrix,
             bias: product.bias,
+            scales: None,
             up: None,
             mode: product.mode.into(),
             out: product.out,
@@ -117,7 +138,11 @@ impl<'a> Work<'a> {
     pub(super) fn of_experts(
         x: &Acts<'a>,
         routing: &Routing<'a>,
-        (matrices, bias): (&ExpertMatrices<'a>, Option<Slice<'a, f32>>),
+        &ExpertProduct {
+            matrices,
+            scales,
+            bias,
+        }: &ExpertProduct<'a>,
         out: Slice<'a, f32>,
     ) -> Work<'a> {
         let n_experts = matrices.stack.n_experts;
@@ -126,6 +151,10 @@ impl<'a> Work<'a> {
         assert!(
             bias.is_none_or(|bias| bias.len() == n_biases),
             "bias is [n_experts, n_out]"
+        );
+        assert!(
+            scales.is_none_or(|scales| scales.len() == matrices.stack.n_experts),
+            "scales are [n_experts]"
         );
         assert_eq!(x.n_rows, routing.max_rows(), "one row per choice");
         let product = Product {
@@ -136,11 +165,25 @@ impl<'a> Work<'a> {
         };
         Work {
             bias,
+            scales,
             experts: Some(Experts {
                 routing: *routing,
                 n_bytes: matrices.expert_bytes(),
             }),
             ..Work::new(x, &product)
+        }
+    }
+
+    /// The gated product of this gate and an up of the same format.
+    pub(super) fn with_up(&self, up: &Work<'a>, mode: Mode) -> Work<'a> {
+        Work {
+            up: Some(Up {
+                matrix: up.matrix,
+                bias: up.bias,
+                scales: up.scales,
+            }),
+            mode,
+            ..*self
         }
     }
 
@@ -205,6 +248,11 @@ impl<'a> Work<'a> {
     }
 }
 
+/// The address of an operand that may be missing.
+fn address(operand: Option<Slice<'_, f32>>) -> Address {
+    operand.map_or(Address::NULL, |operand| operand.address())
+}
+
 /// What the products of a launch differ in: `Product` in jobs.h.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -233,7 +281,7 @@ impl RawProduct {
     pub(super) fn new(work: &Work<'_>, first_block: u32) -> RawProduct {
         RawProduct {
             w: (&work.matrix).into(),
-            bias: work.bias.map_or(Address::NULL, |bias| bias.address()),
+            bias: address(work.bias),
             out: work.out.address(),
             first_block,
             mode: work.mode as u32,
@@ -255,6 +303,8 @@ pub(super) struct Few {
     products: [RawProduct; FEW],
     tiles: Table<ExpertTile>,
     expert_bytes: Count,
+    expert_scales: Address,
+    up_scales: Address,
 }
 
 layout!(Few {
@@ -265,7 +315,9 @@ layout!(Few {
     gated,
     products,
     tiles,
-    expert_bytes
+    expert_bytes,
+    expert_scales,
+    up_scales
 });
 
 impl Few {
@@ -283,13 +335,15 @@ impl Few {
         };
         let mut all = [after; FEW];
         all[..products.len()].copy_from_slice(products);
-        if let Some((matrix, bias)) = first.up {
-            let up = Work {
-                matrix,
-                bias,
+        let mut up_scales = None;
+        if let Some(up) = first.up {
+            let work = Work {
+                matrix: up.matrix,
+                bias: up.bias,
                 ..*first
             };
-            all[1] = RawProduct::new(&up, 0);
+            all[1] = RawProduct::new(&work, 0);
+            up_scales = up.scales;
         }
         let one = One::new(first, products[0], tiles);
         Few {
@@ -301,6 +355,8 @@ impl Few {
             products: all,
             tiles: one.tiles,
             expert_bytes: one.expert_bytes,
+            expert_scales: one.expert_scales,
+            up_scales: address(up_scales),
         }
     }
 }
@@ -323,6 +379,7 @@ pub(super) struct One {
     pub(super) timed: u32,
     tiles: Table<ExpertTile>,
     expert_bytes: Count,
+    expert_scales: Address,
 }
 
 layout!(One {
@@ -339,7 +396,8 @@ layout!(One {
     first_block,
     timed,
     tiles,
-    expert_bytes
+    expert_bytes,
+    expert_scales
 });
 
 impl One {
@@ -369,6 +427,7 @@ impl One {
             timed: 0,
             tiles: tiles.map_or(Table::NULL, |tiles| tiles.table()),
             expert_bytes: Count(expert_bytes as u64),
+            expert_scales: address(work.scales),
         }
     }
 
@@ -422,4 +481,4 @@ impl Listed {
 }
 
 // Launches cost more with more parameters: each line of 64 bytes that a kernel reads counts.
-const _: () = assert!(size_of::<Few>() == 192 && size_of::<One>() == 96);
+const _: () = assert!(size_of::<Few>() == 208 && size_of::<One>() == 104);

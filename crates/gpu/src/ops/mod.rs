@@ -40,7 +40,7 @@ pub(crate) use group::{Conversion, Group, GroupedProduct};
 pub(crate) use half::HalfBuffer;
 pub use half::{HalfMemory, takes_halves};
 pub use heads::{check_split, join_heads, quantize_heads};
-pub use jobs::{Gated, Product};
+pub use jobs::{ExpertProduct, Gated, Product};
 pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
 pub use linear_layer::{

@@ -2,22 +2,19 @@
 
 use super::elementwise::gated_activation;
 use super::gemv::MAX_ROWS;
-use super::jobs::{Gated, Product, Work};
+use super::jobs::{ExpertProduct, Gated, Product, Work};
 use super::routing::Routing;
 use super::{gemm, gemv, select};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::Slice;
-use crate::operands::{Activation, Acts, ExpertMatrices};
+use crate::operands::{Activation, Acts};
 
-/// Two products combined by a gate, `out[row] = activation(x[row] * gate) * (x[row] * up)`, each with the bias of the row's
-/// expert.
+/// Two products of experts combined by a gate, `out[row] = activation(gate) * up`.
 #[derive(Clone, Copy)]
 pub struct ExpertGated<'a> {
     /// Gate and up, of the same shape and of any formats.
-    pub matrices: [ExpertMatrices<'a>; 2],
-    /// `[n_experts, n_out]` each.
-    pub biases: [Option<Slice<'a, f32>>; 2],
+    pub sides: [ExpertProduct<'a>; 2],
     pub activation: Activation,
     /// `[n_tokens * n_used, n_out]`.
     pub out: Slice<'a, f32>,
@@ -70,8 +67,8 @@ pub fn gated_products(
     Ok(())
 }
 
-/// `out[row] = x[row] * matrix of the row's expert + its bias`, `out` [n_tokens * n_used, n_out]; `bias`
-/// [n_experts, n_out]. Unused rows keep their old values.
+/// The products of each row with the matrix of its expert, `out` [n_tokens * n_used, n_out]. Unused rows keep their old
+/// values.
 ///
 /// # Errors
 /// As [`products`].
@@ -82,10 +79,10 @@ pub fn expert_products(
     gpu: &Gpu,
     x: &Acts<'_>,
     routing: &Routing<'_>,
-    (matrices, bias): (&ExpertMatrices<'_>, Option<Slice<'_, f32>>),
+    product: &ExpertProduct<'_>,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    let work = Work::of_experts(x, routing, (matrices, bias), out);
+    let work = Work::of_experts(x, routing, product, out);
     match select::is_gemv_of_experts(gpu, routing) {
         true => gemv::launch(gpu, &[work]),
         false => gemm::launch_each(gpu, &[work]),
@@ -107,10 +104,7 @@ pub fn expert_gated_products(
     gated: &ExpertGated<'_>,
     scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    let pair = [0, 1].map(|i| {
-        let side = (&gated.matrices[i], gated.biases[i]);
-        Work::of_experts(x, routing, side, gated.out)
-    });
+    let pair = [0, 1].map(|i| Work::of_experts(x, routing, &gated.sides[i], gated.out));
     match select::is_gemv_of_experts(gpu, routing) {
         true => gemv::launch_gated(gpu, &pair, gated.activation),
         false => gated_gemm(gpu, &pair, gated.activation, scratch),

@@ -10,8 +10,8 @@ use crate::common::formats::for_each_format;
 use crate::common::mixture::{Logits, NONE, Step};
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::ops::{self, ExpertGated};
-use rocmforge_gpu::{Buffer, ExpertMatrices, Gpu, Matrix, Slice};
+use rocmforge_gpu::ops::{self, ExpertGated, ExpertProduct};
+use rocmforge_gpu::{Buffer, ExpertMatrices, Gpu, Matrix};
 use rocmforge_plan::{ExpertStack, act_format};
 
 /// The matrices of all experts on the device.
@@ -25,6 +25,8 @@ struct Experts {
     values: Vec<f32>,
     /// `[n_experts, n_out]`, if they have biases.
     biases: Option<(Vec<f32>, Buffer)>,
+    /// `[n_experts]`, if they have factors.
+    scales: Option<(Vec<f32>, Buffer)>,
 }
 
 impl Experts {
@@ -66,6 +68,7 @@ impl Experts {
             data,
             values: Vec::new(),
             biases: None,
+            scales: None,
         };
         for expert in 0..stack.n_experts {
             let file = blocks(ty, n_out * n_in, Fill::Random, random);
@@ -87,8 +90,21 @@ impl Experts {
         }
     }
 
-    fn bias(&self) -> Option<Slice<'_, f32>> {
-        self.biases.as_ref().map(|(_, buffer)| buffer.as_slice())
+    fn with_scales(self, gpu: &Gpu, random: &mut Random) -> Experts {
+        let values = random.values(self.stack.n_experts);
+        let buffer = gpu.upload(&values).unwrap();
+        Experts {
+            scales: Some((values, buffer)),
+            ..self
+        }
+    }
+
+    fn product_of_rows(&self) -> ExpertProduct<'_> {
+        ExpertProduct {
+            matrices: self.matrices(),
+            scales: self.scales.as_ref().map(|(_, buffer)| buffer.as_slice()),
+            bias: self.biases.as_ref().map(|(_, buffer)| buffer.as_slice()),
+        }
     }
 
     fn matrices(&self) -> ExpertMatrices<'_> {
@@ -105,8 +121,10 @@ impl Experts {
     fn product(&self, x: &[f64], expert: u32) -> Vec<(f64, f64)> {
         let n = self.n_out * self.n_in;
         let w = &self.values[expert as usize * n..][..n];
+        let scales = self.scales.as_ref();
+        let scale = scales.map_or(1.0, |(scales, _)| f64::from(scales[expert as usize]));
         let rows = w.chunks_exact(self.n_in).enumerate().map(|(o, w)| {
-            let terms = || x.iter().zip(w).map(|(x, &w)| x * f64::from(w));
+            let terms = || x.iter().zip(w).map(|(x, &w)| x * f64::from(w) * scale);
             let bias = self.biases.as_ref().map_or(0.0, |(biases, _)| {
                 f64::from(biases[expert as usize * self.n_out + o])
             });
@@ -177,6 +195,9 @@ fn products(ty: GgmlType) {
             if (f + i) % 3 != 2 {
                 experts = experts.with_biases(&gpu, random);
             }
+            if (f + i) % 4 != 2 {
+                experts = experts.with_scales(&gpu, random);
+            }
             let max_rows = step.n_tokens() * step.n_used;
             let x = TestActs::new(&gpu, act_format(ty), n_in, &random.values(max_rows * n_in));
             let rows = x.exact.chunks_exact(n_in).zip(&choices.of_row);
@@ -188,9 +209,8 @@ fn products(ty: GgmlType) {
             for (v, gpu) in common::with_variants(&gpu, load.3).iter().enumerate() {
                 let run = || {
                     let out = gpu.upload(&vec![0.5f32; max_rows * n_out]).unwrap();
-                    let matrices = experts.matrices();
-                    let matrices = (&matrices, experts.bias());
-                    ops::expert_products(gpu, &x.acts(), &routing, matrices, out.as_slice())
+                    let product = experts.product_of_rows();
+                    ops::expert_products(gpu, &x.acts(), &routing, &product, out.as_slice())
                         .unwrap();
                     gpu.read(out.as_slice::<f32>()).unwrap()
                 };
@@ -226,7 +246,13 @@ fn gate_and_up() {
                     true => Experts::parts(&gpu, types[0], shape, random),
                     false => types.map(|ty| Experts::new(&gpu, ty, shape, random)),
                 };
-                let [gate, up] = sides.map(|experts| experts.with_biases(&gpu, random));
+                let [gate, up] = sides.map(|experts| {
+                    let experts = experts.with_biases(&gpu, random);
+                    match i {
+                        0 => experts,
+                        _ => experts.with_scales(&gpu, random),
+                    }
+                });
                 let max_rows = step.n_tokens() * step.n_used;
                 let x: Vec<f32> = random.values(max_rows * n_in);
                 let x: Vec<f32> = x.iter().map(|x| x * 0.05).collect();
@@ -249,8 +275,7 @@ fn gate_and_up() {
                         let [out, beside] =
                             [0; 2].map(|_| gpu.alloc::<f32>(max_rows * n_out).unwrap());
                         let gated = ExpertGated {
-                            matrices: [gate.matrices(), up.matrices()],
-                            biases: [gate.bias(), up.bias()],
+                            sides: [gate.product_of_rows(), up.product_of_rows()],
                             activation,
                             out: out.as_slice(),
                         };

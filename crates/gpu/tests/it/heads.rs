@@ -6,7 +6,7 @@ use crate::common::any_order;
 use crate::common::formats::for_each_format;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::ops::{self, RoutingBuffer};
+use rocmforge_gpu::ops::{self, ExpertProduct, RoutingBuffer};
 use rocmforge_gpu::{ActsBuffer, ExpertMatrices};
 use rocmforge_plan::{ExpertStack, act_format};
 
@@ -51,6 +51,11 @@ fn products_of_heads(ty: GgmlType) {
                 let bytes = gpu.read(packed.matrix().data).unwrap();
                 gpu.write(matrices.matrix(head).data, &bytes).unwrap();
             }
+            let product = ExpertProduct {
+                matrices,
+                scales: None,
+                bias: None,
+            };
             let form = act_format(ty);
             let part = |token: usize, head: usize| {
                 let start = (token * n_heads + head) * head_dim + before;
@@ -83,8 +88,7 @@ fn products_of_heads(ty: GgmlType) {
                     let acts = acts.rows(n_tokens * n_heads);
                     ops::quantize_heads(gpu, dx.as_slice(), before, &heads, &acts).unwrap();
                     let rows = gpu.alloc::<f32>(n_tokens * n_heads * n_out).unwrap();
-                    ops::expert_products(gpu, &acts, &heads, (&matrices, None), rows.as_slice())
-                        .unwrap();
+                    ops::expert_products(gpu, &acts, &heads, &product, rows.as_slice()).unwrap();
                     let out = gpu.alloc::<f32>(expected.len()).unwrap();
                     let rest = (after > 0).then(|| dx.as_slice());
                     let shape = [n_heads, n_tokens];

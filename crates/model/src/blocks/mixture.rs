@@ -1,11 +1,14 @@
 //! Mixtures of experts, with or without an expert that every token uses.
 
-use rocmforge_plan::{Activation, ExpertStack, ExpertVectors, Routing, Value, WeightId};
+use rocmforge_plan::{Activation, ExpertStack, ExpertVectors, Routing, Value, Weighed, WeightId};
 
 use crate::blocks::feed_forward::limited;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{Experts, Layer, SharedExpert};
+
+/// The experts' last projection.
+const DOWN: &str = "ffn_down_exps";
 
 /// Records `sum(weight * expert(x))` over the experts of each token, plus the shared expert if there is one.
 pub(crate) fn mixture(
@@ -55,7 +58,6 @@ pub(crate) fn plain_experts(
 ) -> Result<Value, LoadError> {
     let routing = routing(m, layer, experts, x)?;
     let up = layer.tensor("ffn_up_exps");
-    m.refuse_expert_scales(&up)?;
     let x = match experts.n_latent {
         Some(n_latent) => m.linear(x, &layer.tensor("ffn_latent_down"), n_latent)?,
         None => x,
@@ -78,14 +80,23 @@ pub(crate) fn routing(
 ) -> Result<Routing, LoadError> {
     let n_experts = experts.n_experts;
     let scores = m.linear(of_router, &layer.tensor("ffn_gate_inp"), n_experts)?;
-    let scales = layer.tensor("ffn_down_exps.scale");
+    let scales = match are_in_weights(m, layer, experts) {
+        true => m.expert_scales(&layer.tensor(DOWN), n_experts)?,
+        false => None,
+    };
     let vectors = ExpertVectors {
         bias: selection_bias(m, layer, n_experts)?,
-        // A factor on an expert's output is one on its weight.
-        scales: m.loader.opt_part(&scales, n_experts, 0..n_experts, 1.0)?,
+        scales,
     };
     let routing = m.plan.route(scores, vectors, experts.router);
     Ok(routing.weighing(experts.weighed))
+}
+
+/// Returns whether the factors on the experts' outputs, if the file has any, are among the router's weights, which multiply
+/// the same values.
+fn are_in_weights(m: &Builder<'_>, layer: Layer<'_>, experts: &Experts) -> bool {
+    let bias = layer.tensor(&format!("{DOWN}.bias"));
+    experts.weighed == Weighed::Outputs && !m.loader.has(&bias)
 }
 
 /// Records the sum of the experts' down projections of `activated`.
@@ -95,9 +106,13 @@ fn combined(
     chosen: (Routing, &Experts),
     activated: Value,
 ) -> Result<Value, LoadError> {
-    let down = layer.tensor("ffn_down_exps");
+    let down = layer.tensor(DOWN);
     let n_out = chosen.1.n_latent.unwrap_or(m.config.n_embd);
-    let out = m.expert_linear(activated, &down, chosen, n_out)?;
+    let scales = match are_in_weights(m, layer, chosen.1) {
+        true => None,
+        false => m.expert_scales(&down, chosen.1.n_experts)?,
+    };
+    let out = m.scaled_expert_linear(activated, (&down, scales), chosen, n_out)?;
     Ok(m.plan.combine_experts(out, chosen.0))
 }
 
@@ -109,18 +124,16 @@ fn gate_and_up(
     x: Value,
 ) -> Result<[Value; 2], LoadError> {
     let n_ff = chosen.1.n_ff;
-    for tensor in ["ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"] {
-        m.refuse_expert_scales(&layer.tensor(tensor))?;
-    }
     let both = layer.tensor("ffn_gate_up_exps");
     if m.loader.has(&format!("{both}.weight")) {
+        let scales = m.expert_scales(&both, chosen.1.n_experts)?;
         let mut part = |part: usize| {
             let stack = ExpertStack {
                 n_experts: chosen.1.n_experts,
                 n_parts: 2,
                 part,
             };
-            m.expert_part(x, &both, (chosen.0, stack), n_ff)
+            m.expert_part(x, (&both, scales), (chosen.0, stack), n_ff)
         };
         return Ok([part(0)?, part(1)?]);
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 use rocmforge_plan::{
-    ActFormat, Activation, ExpertScores, ExpertStack, ExpertVectors, ExpertWeights, Fusion, KvSpec,
-    Mask, Op, Placement, Plan, Projection, Recorder, Router, RowCount, Scores, Side, Split, Values,
-    WeightId,
+    ActFormat, Activation, ExpertProjection, ExpertScores, ExpertStack, ExpertVectors,
+    ExpertWeights, Fusion, KvSpec, Mask, Op, Placement, Plan, Projection, Recorder, Router,
+    RowCount, Scores, Side, Split, Values, WeightId,
 };
 use rocmforge_testkit::data::forge_mini;
 use rocmforge_testkit::models::{self, families};
@@ -20,6 +20,11 @@ fn embedded(fusion: Fusion) -> Plan {
 fn mixture() -> Plan {
     let mut b = Recorder::new();
     let linear = |weight| Projection::of(WeightId(weight), ActFormat::Q8x32);
+    let experts = |weight| ExpertProjection {
+        linear: linear(weight),
+        scales: None,
+        stack: ExpertStack::whole(4),
+    };
     let mut x = b.embed(WeightId(0), 1.0, 32);
     for _ in 0..2 {
         b.begin_layer();
@@ -51,9 +56,9 @@ fn mixture() -> Plan {
             scale: 1.0,
         };
         let routing = b.route(router, ExpertVectors::NONE, facts);
-        let up = b.expert_matmul(normed, routing, (linear(8), ExpertStack::whole(4)), 64);
+        let up = b.expert_matmul(normed, routing, experts(8), 64);
         let up = b.activate(Activation::Silu, up);
-        let down = b.expert_matmul(up, routing, (linear(9), ExpertStack::whole(4)), 32);
+        let down = b.expert_matmul(up, routing, experts(9), 32);
         let sum = b.combine_experts(down, routing);
         x = b.add(sum, x);
     }

@@ -56,13 +56,26 @@ fn scales_without_use_are_refused() {
 }
 
 #[test]
-fn scales_of_experts_are_refused() {
-    // Those of `down` become factors on the weights of experts.
-    for part in ["gate", "up", "gate_up"] {
+fn scales_of_experts_are_checked() {
+    for part in ["gate", "up", "down"] {
         let name = format!("blk.0.ffn_{part}_exps.scale");
-        let writer = with_scale("mixtral", &name, &[1.0; 8]);
+        let mut values = [1.0; 8];
+        // An expert without weights.
+        values[2] = 0.0;
+        let writer = with_scale("mixtral", &name, &values);
+        Model::load(open(&writer)).unwrap();
+        values[5] = f32::INFINITY;
+        let writer = with_scale("mixtral", &name, &values);
+        match Model::load(open(&writer)).unwrap_err() {
+            LoadError::TensorValue { name: found, .. } => assert_eq!(found, name),
+            error => panic!("{error}"),
+        }
+        let writer = with_scale("mixtral", &name, &[1.0; 7]);
         let error = Model::load(open(&writer)).unwrap_err().to_string();
-        let wanted = format!("a scale for each expert (tensor `{name}`), which is not supported");
-        assert!(error.contains(&wanted), "{error}");
+        assert!(error.contains(&name) && error.contains("[7]"), "{error}");
     }
+    // There is no such matrix.
+    let writer = with_scale("mixtral", "blk.0.ffn_gate_up_exps.scale", &[1.0; 8]);
+    let error = Model::load(open(&writer)).unwrap_err().to_string();
+    assert!(error.contains("no use for tensor"), "{error}");
 }

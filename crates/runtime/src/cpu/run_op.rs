@@ -501,6 +501,7 @@ impl CpuBackend {
                 x,
                 routing,
                 weight,
+                scales,
                 bias,
                 stack,
                 out,
@@ -514,6 +515,7 @@ impl CpuBackend {
                     &self.pool,
                     ExpertMatrices {
                         w: self.weights.matrix(weight),
+                        scales: scales.map(|id| self.weights.vector(id)),
                         bias: bias.map(|id| self.weights.vector(id)),
                         stack,
                     },
@@ -569,6 +571,7 @@ impl CpuBackend {
                     &self.pool,
                     ExpertMatrices {
                         w: self.weights.matrix(weight),
+                        scales: None,
                         bias: None,
                         stack: ExpertStack::whole(n_heads),
                     },

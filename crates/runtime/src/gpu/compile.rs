@@ -63,6 +63,8 @@ pub(crate) struct ExpertGateOps {
     pub(crate) routing: RoutingId,
     pub(crate) gate: (Linear, ExpertStack),
     pub(crate) up: (Linear, ExpertStack),
+    /// Factors on the products of each expert, of gate and up.
+    pub(crate) scales: [Option<WeightId>; 2],
     pub(crate) activation: rocmforge_plan::Activation,
     pub(crate) out: BufferId,
     /// Hold gate and up in the unfused plan. Here their contents are undefined; the second is scratch space.
@@ -165,6 +167,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             x,
             routing,
             weight: gate,
+            scales: gate_scales,
             bias: gate_bias,
             stack: gate_stack,
             out: gate_out,
@@ -173,6 +176,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             x: up_x,
             routing: up_routing,
             weight: up,
+            scales: up_scales,
             bias: up_bias,
             stack: up_stack,
             out: up_out,
@@ -211,6 +215,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             },
             up_stack,
         ),
+        scales: [gate_scales, up_scales],
         activation,
         out,
         unwritten: [gate_out, up_out],

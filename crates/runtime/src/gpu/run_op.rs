@@ -1,8 +1,8 @@
 //! Launches the GPU kernels of each operation of a plan.
 
 use rocmforge_gpu::ops::{
-    self, Conv, ConvPart, ExpertGated, Gated, GroupNorm, HeadFactors, HeadNorms, Product, Queries,
-    RopeKv, Rotation, Scores,
+    self, Conv, ConvPart, ExpertGated, ExpertProduct, Gated, GroupNorm, HeadFactors, HeadNorms,
+    Product, Queries, RopeKv, Rotation, Scores,
 };
 use rocmforge_gpu::{Gpu, GpuError, OutMode, Slice};
 
@@ -383,6 +383,7 @@ impl<'a> Launcher<'a> {
                 x,
                 routing,
                 weight,
+                scales,
                 bias,
                 stack,
                 out,
@@ -391,9 +392,8 @@ impl<'a> Launcher<'a> {
                     memory.acts(x, self.shape),
                     memory.routing(routing, self.shape),
                 );
-                let experts = weights.experts(weight, stack);
-                let bias = bias.map(|id| weights.vector(id));
-                ops::expert_products(gpu, &x, &routing, (&experts, bias), self.buffer(out))
+                let experts = self.experts((Linear { weight, bias }, stack), scales);
+                ops::expert_products(gpu, &x, &routing, &experts, self.buffer(out))
             }
             Op::CombineExperts {
                 x,
@@ -425,9 +425,9 @@ impl<'a> Launcher<'a> {
                 out,
             } => {
                 let (x, heads) = (memory.acts(x, shape), memory.heads(n_heads, shape));
-                let heads_of = ExpertStack::whole(n_heads);
-                let matrices = self.weights.experts(weight, heads_of);
-                ops::expert_products(gpu, &x, &heads, (&matrices, None), self.buffer(out))
+                let linear = Linear { weight, bias: None };
+                let matrices = self.experts((linear, ExpertStack::whole(n_heads)), None);
+                ops::expert_products(gpu, &x, &heads, &matrices, self.buffer(out))
             }
             Op::JoinHeads {
                 n_heads,
@@ -449,6 +449,19 @@ impl<'a> Launcher<'a> {
             bias: self.bias(linear),
             mode,
             out,
+        }
+    }
+
+    /// Returns the stacked matrices of experts.
+    fn experts(
+        &self,
+        (linear, stack): (Linear, ExpertStack),
+        scales: Option<WeightId>,
+    ) -> ExpertProduct<'a> {
+        ExpertProduct {
+            matrices: self.weights.experts(linear.weight, stack),
+            scales: scales.map(|id| self.weights.vector(id)),
+            bias: self.bias(linear),
         }
     }
 
@@ -481,12 +494,12 @@ impl<'a> Launcher<'a> {
 
     /// Computes gate, up and activation of MoE experts.
     fn expert_gate(&self, operands: &ExpertGateOps) -> Result<(), GpuError> {
-        let sides = [operands.gate, operands.up];
-        let matrices =
-            |(side, stack): (Linear, ExpertStack)| self.weights.experts(side.weight, stack);
+        let [gate_scales, up_scales] = operands.scales;
         let gated = ExpertGated {
-            matrices: sides.map(matrices),
-            biases: sides.map(|(side, _)| self.bias(side)),
+            sides: [
+                self.experts(operands.gate, gate_scales),
+                self.experts(operands.up, up_scales),
+            ],
             activation: operands.activation,
             out: self.buffer(operands.out),
         };
