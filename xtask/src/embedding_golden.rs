@@ -15,14 +15,23 @@ pub(crate) fn write(python: &Path) -> Result<()> {
     let folder = crate::root().join("target/gen-model");
     std::fs::create_dir_all(&folder)?;
     let mut entries = Vec::new();
-    for case in embeddings::CASES {
-        let path = folder.join(format!("embeddings-{}.gguf", case.name));
-        let model = embeddings::model(case.name, GgmlType::F32).context("its name is known")?;
+    let mut add = |name: &str, ty: GgmlType, label: &str, poolings: &[&str]| -> Result<()> {
+        let path = folder.join(format!("embeddings-{name}.gguf"));
+        let model = embeddings::model(name, ty).context("its name is known")?;
         std::fs::write(&path, model?.to_vec()?)?;
-        for pooling in case.poolings {
-            entries.push(entry(&path, case.name, pooling, python)?);
+        for pooling in poolings {
+            entries.push(entry(&path, label, pooling, python)?);
         }
-        std::fs::remove_file(&path)?;
+        Ok(std::fs::remove_file(&path)?)
+    };
+    for case in embeddings::CASES {
+        add(case.name, GgmlType::F32, case.name, case.poolings)?;
+    }
+    for (name, ty) in embeddings::QUANTIZED {
+        let mut cases = embeddings::CASES.iter();
+        let case = cases.find(|case| case.name == name);
+        let first = &case.context("it is a case")?.poolings[..1];
+        add(name, ty, &format!("{name} {}", ty.name()), first)?;
     }
     write_golden("crates/engine/tests/fixtures/embeddings.json", &entries)
 }

@@ -184,6 +184,19 @@ impl Builder<'_> {
         Ok(self.plan.layer_norm(x, weight, bias, self.config.norm_eps))
     }
 
+    /// Records the layer norm of each `width` values, without weight and bias.
+    pub(crate) fn plain_layer_norm(&mut self, x: Value, width: usize) -> Value {
+        let weight = self.loader.push_constant(width, 1.0);
+        let bias = self.loader.push_constant(width, 0.0);
+        self.plan.layer_norm(x, weight, bias, self.config.norm_eps)
+    }
+
+    /// Records the RMS norm of whole rows whose weight is the tensor `name`.
+    pub(crate) fn rms_norm_by(&mut self, x: Value, name: &str) -> Result<Value, LoadError> {
+        let weight = self.loader.vector(name, x.width(), 1.0)?;
+        Ok(self.plan.rms_norm(x, weight, self.config.norm_eps))
+    }
+
     /// Records the RMS norm of whole rows without a weight.
     pub(crate) fn plain_rms_norm(&mut self, x: Value) -> Value {
         let weight = self.loader.push_constant(x.width(), 1.0);

@@ -63,7 +63,9 @@ pub struct ModelConfig {
 /// The configuration of one layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerFacts {
+    /// None without attention.
     pub n_heads: usize,
+    /// None with heads if a projection is in place of attention.
     pub n_kv_heads: usize,
     /// Values per head of Q and K; not always `n_embd / n_heads`.
     pub k_dim: usize,
@@ -123,6 +125,8 @@ pub enum HeadNorm {
     PlainAfterRope,
     /// All heads together by layer norms, if the file has the tensors.
     TogetherCentered,
+    /// Each head separately by layer norms with weights of its own, if the file has the tensors.
+    OwnCentered,
 }
 
 /// The second half of a layer.
@@ -236,6 +240,18 @@ impl ModelConfig {
         feed_forward: FeedForward,
         recurrent: Recurrent,
     ) -> Result<ModelConfig, LoadError> {
+        let (mut config, heads) = ModelConfig::read_with_zeros(keys, family, feed_forward)?;
+        set_recurrent(&mut config, recurrent, |layer| heads[layer][1] == 0);
+        Ok(config)
+    }
+
+    /// As [`ModelConfig::read`], of a file with layers without heads of K and V, whose facts about heads mean nothing.
+    /// Also returns the stated numbers of heads, and of heads of K and V, for each layer.
+    pub(crate) fn read_with_zeros(
+        keys: &Keys<'_>,
+        family: (&KeyFacts, &str),
+        feed_forward: FeedForward,
+    ) -> Result<(ModelConfig, Vec<[usize; 2]>), LoadError> {
         const KV_HEADS: &str = "attention.head_count_kv";
         let n_blocks = keys.size("block_count", MAX_LAYERS)?;
         let mut heads = keys.counts("attention.head_count", n_blocks, MAX_DIM)?;
@@ -243,7 +259,8 @@ impl ModelConfig {
             None => heads.clone(),
             Some(_) => keys.counts(KV_HEADS, n_blocks, MAX_DIM)?,
         };
-        let is_recurrent: Vec<bool> = kv_heads.iter().map(|&n| n == 0).collect();
+        let stated = heads.iter().zip(&kv_heads).map(|(&q, &kv)| [q, kv]);
+        let stated: Vec<[usize; 2]> = stated.collect();
         // Numbers that mean nothing, but pass for heads.
         let some = heads.iter().copied().find(|&n| n > 0).unwrap_or(1);
         for (heads, kv_heads) in heads.iter_mut().zip(&mut kv_heads) {
@@ -252,9 +269,8 @@ impl ModelConfig {
             }
         }
         let heads = [heads, kv_heads];
-        let mut config = ModelConfig::read_with_heads(keys, family, feed_forward, heads)?;
-        set_recurrent(&mut config, recurrent, |layer| is_recurrent[layer]);
-        Ok(config)
+        let config = ModelConfig::read_with_heads(keys, family, feed_forward, heads)?;
+        Ok((config, stated))
     }
 
     /// As [`ModelConfig::read`], with these numbers of heads, and of heads of K and V, in each layer.

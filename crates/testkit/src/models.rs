@@ -68,6 +68,44 @@ pub const QUANTIZED: [(&str, &str); 16] = [
     ("minicpm3", "Q4_0"),
 ];
 
+/// Models and types of their matrices that are compared on an emulated GPU with the CPU (`engine/tests/it/gpu.rs`), beside
+/// F16, in which all models are.
+pub const ON_GPU: [(&str, GgmlType); 33] = [
+    ("llama", GgmlType::F32),
+    ("gemma2", GgmlType::F16),
+    ("gpt2", GgmlType::BF16),
+    ("qwen2", GgmlType::Q4_0),
+    ("qwen3", GgmlType::Q4_1),
+    ("granite", GgmlType::Q5_0),
+    ("phi3", GgmlType::Q5_1),
+    ("gemma3", GgmlType::Q8_0),
+    ("llama", GgmlType::Q2_K),
+    ("smollm3", GgmlType::Q3_K),
+    ("olmo2", GgmlType::Q4_K),
+    ("olmo3", GgmlType::Q5_K),
+    ("starcoder2", GgmlType::Q6_K),
+    ("llama", GgmlType::IQ4_NL),
+    ("qwen2", GgmlType::IQ4_XS),
+    ("llama", GgmlType::MXFP4),
+    ("llama", GgmlType::Q1_0),
+    ("qwen2", GgmlType::Q2_0),
+    ("qwen3", GgmlType::NVFP4),
+    ("granite", GgmlType::TQ1_0),
+    ("smollm3", GgmlType::TQ2_0),
+    ("llama", GgmlType::IQ1_S),
+    ("llama", GgmlType::IQ1_M),
+    ("olmo2", GgmlType::IQ2_XXS),
+    ("llama", GgmlType::IQ2_XS),
+    ("gemma3", GgmlType::IQ2_S),
+    ("phi3", GgmlType::IQ3_XXS),
+    ("qwen2", GgmlType::IQ3_S),
+    ("uneven", GgmlType::F16),
+    ("mixtral", GgmlType::Q4_K),
+    ("qwen2moe", GgmlType::Q8_0),
+    ("qwen3moe", GgmlType::F16),
+    ("mixtral", GgmlType::NVFP4),
+];
+
 /// A model that llama.cpp does not run: `llama` with different widths of keys and values.
 const UNEVEN: &str = "uneven";
 
@@ -525,6 +563,21 @@ impl Synth {
         let values = uniform(name, len, mean, reach);
         self.writer
             .add_tensor_f32(name, &[len as u64], GgmlType::F32, &values)?;
+        Ok(())
+    }
+
+    /// As [`Synth::vector`], of `n_rows` vectors of `len` values.
+    fn rows(
+        &mut self,
+        name: &str,
+        [n_rows, len]: [usize; 2],
+        mean: f32,
+        reach: f32,
+    ) -> Result<(), Error> {
+        let values = uniform(name, n_rows * len, mean, reach);
+        let dims = [len as u64, n_rows as u64];
+        self.writer
+            .add_tensor_f32(name, &dims, GgmlType::F32, &values)?;
         Ok(())
     }
 }

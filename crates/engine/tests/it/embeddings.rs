@@ -75,6 +75,7 @@ test_cases! {
     embeddings_match_llama_cpp:
     bert("bert"), bert_scores("bert_scores"), bert_labels("bert_labels"), nomic_bert("nomic_bert"),
     nomic_bert_moe("nomic_bert_moe"), jina_bert_v2("jina_bert_v2"), jina_bert_v2_code("jina_bert_v2_code"),
+    jina_bert_v2_scores("jina_bert_v2_scores"), llama_embed("llama_embed"), eurobert("eurobert"), neo_bert("neo_bert"),
     jina_bert_v3("jina_bert_v3"), modern_bert("modern_bert"), modern_bert_silu("modern_bert_silu"), modern_bert_scores("modern_bert_scores"),
     gemma_embedding("gemma_embedding"), qwen3_embedding("qwen3_embedding"), qwen3_scores("qwen3_scores"),
 }
@@ -86,7 +87,8 @@ fn embeddings_match_llama_cpp(name: &str) {
     let case = CASES.iter().find(|case| case.name == name).unwrap();
     // llama.cpp computes GELU with a table of f16 values.
     let (farthest, widest) = match name {
-        "nomic_bert" | "modern_bert_silu" | "qwen3_embedding" | "qwen3_scores" => (1e-11, 1e-5),
+        "nomic_bert" | "modern_bert_silu" | "qwen3_embedding" | "qwen3_scores" | "llama_embed"
+        | "eurobert" | "neo_bert" => (1e-11, 1e-5),
         _ => (1e-6, 3e-3),
     };
     for how in case.poolings {
@@ -128,6 +130,31 @@ fn embeddings_match_llama_cpp(name: &str) {
     }
 }
 
+/// Types in which activations are converted, too.
+#[test]
+fn embeddings_of_other_types_match_llama_cpp() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let golden = read_json(&fixtures.join("embeddings.json"));
+    for (name, ty) in embeddings::QUANTIZED {
+        let case = CASES.iter().find(|case| case.name == name).unwrap();
+        let how = case.poolings[0];
+        let model = load(name, ty, pooling(how));
+        let embedding = model.config.embedding.clone().unwrap();
+        let mut engine = Engine::on_cpu(&model, None, &config()).unwrap();
+        let texts = LENGTHS.map(|n| prompt(n, model.config.n_vocab));
+        let all = embed(&mut engine, &embedding, &texts);
+        for (n_tokens, got) in LENGTHS.into_iter().zip(all) {
+            let entry = &golden[format!("{name} {} {how}", ty.name())];
+            let expected = entry[n_tokens.to_string()].as_array().unwrap().iter();
+            let expected: Vec<f32> = expected.map(|x| x.as_f64().unwrap() as f32).collect();
+            let d = distance(&embeddings::kept(&got), &expected);
+            let ty = ty.name();
+            println!("{name} {ty}, {n_tokens} tokens: {d:.1e}");
+            assert!(d <= 1e-3, "{name} {ty}, {n_tokens} tokens: {d:e}");
+        }
+    }
+}
+
 #[test]
 fn the_cases_cover_every_model() {
     for case in CASES {
@@ -139,6 +166,10 @@ fn the_cases_cover_every_model() {
             "nomic_bert_moe",
             "jina_bert_v2",
             "jina_bert_v2_code",
+            "jina_bert_v2_scores",
+            "llama_embed",
+            "eurobert",
+            "neo_bert",
             "jina_bert_v3",
             "modern_bert",
             "modern_bert_silu",
@@ -155,7 +186,15 @@ test_cases! {
     embeddings_on_a_gpu_match_the_cpu:
     bert("bert"), bert_scores("bert_scores"), nomic_bert("nomic_bert"), nomic_bert_moe("nomic_bert_moe"),
     jina_bert_v2("jina_bert_v2"), jina_bert_v2_code("jina_bert_v2_code"), modern_bert("modern_bert"),
-    gemma_embedding("gemma_embedding"), qwen3_scores("qwen3_scores"),
+    gemma_embedding("gemma_embedding"), qwen3_scores("qwen3_scores"), jina_bert_v2_scores("jina_bert_v2_scores"),
+    llama_embed("llama_embed"), eurobert("eurobert"), neo_bert("neo_bert"),
+}
+
+/// docs/MODELS.md is made from this list.
+#[test]
+fn the_listed_models_are_compared() {
+    let listed = embeddings::ON_GPU.map(|name| format!("\"{name}\""));
+    assert_eq!(embeddings_on_a_gpu_match_the_cpu::ARGUMENTS, listed);
 }
 
 fn embeddings_on_a_gpu_match_the_cpu(name: &str) {

@@ -44,7 +44,7 @@ fn logits_of_families_match_llama_cpp(name: &str) {
     let has_experts = { layers }.any(|layer| matches!(layer.feed_forward, FeedForward::Mixture(_)));
     // llama.cpp computes GELU with a table of f16 values.
     let bound = match name {
-        "gemma" | "phi2" | "falcon" | "falcon_two_norms" => 5e-3,
+        "gemma" | "gemma_single" | "phi2" | "phi2_fused" | "falcon" | "falcon_two_norms" => 5e-3,
         _ => 1e-3,
     };
     let (mut n_positions, mut n_other) = (0, 0);
@@ -89,8 +89,8 @@ fn families_on_a_gpu_match_the_cpu(name: &str) {
         "muse_glimmer" | "cohere2" | "llama4" | "llama4_long" => 4,
         "exaone_moe" | "afmoe" | "mellum" | "qwen35_wide" => 4,
         "nemotron_h" | "nemotron_h_moe" | "nemotron_h_latent" => 4,
-        "cohere2moe" | "cohere2moe_softmax" => 5,
-        "glm4moe_wide" => 3,
+        "cohere2moe" | "cohere2moe_softmax" | "deci" => 5,
+        "glm4moe_wide" | "openelm" | "step35_single" => 3,
         _ => 2,
     };
     let model = load(name, GgmlType::F16, Some(n_layers));

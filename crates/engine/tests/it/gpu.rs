@@ -72,6 +72,23 @@ test_cases! {
     mixtral_q4_k("mixtral", GgmlType::Q4_K, 5e-3),
     qwen2moe_q8_0("qwen2moe", GgmlType::Q8_0, 1e-3),
     qwen3moe_f16("qwen3moe", GgmlType::F16, 1e-5),
+    mixtral_nvfp4("mixtral", GgmlType::NVFP4, 1e-3),
+}
+
+/// docs/MODELS.md is made from this list.
+#[test]
+fn the_listed_types_are_compared() {
+    let cases = dense_logits_match_cpu::ARGUMENTS.iter();
+    let mut cases: Vec<String> = { cases.chain(moe_logits_match_cpu::ARGUMENTS) }
+        .map(|case| case.rsplit_once(", ").unwrap().0.to_string())
+        .collect();
+    cases.sort();
+    let listed = synth::ON_GPU.iter();
+    let mut listed: Vec<String> = listed
+        .map(|(name, ty)| format!("\"{name}\", GgmlType::{ty:?}"))
+        .collect();
+    listed.sort();
+    assert_eq!(cases, listed);
 }
 
 fn moe_logits_match_cpu(name: &str, ty: GgmlType, bound: f64) {

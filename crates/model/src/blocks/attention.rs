@@ -1,6 +1,6 @@
 //! Softmax attention with heads of keys and values that query heads share (MHA, GQA, MQA).
 
-use rocmforge_plan::{KvSpec, Value, Values};
+use rocmforge_plan::{Factor, KvSpec, Value, Values};
 
 use crate::blocks::latent::latent_attention;
 use crate::blocks::recurrent::recurrent_layer;
@@ -130,6 +130,12 @@ pub(crate) fn normed(
             false => Ok(x),
         };
     }
+    if facts.head_norm == HeadNorm::OwnCentered {
+        return match m.loader.has(tensor) {
+            true => own_centered(m, x, tensor, facts.k_dim),
+            false => Ok(x),
+        };
+    }
     let width = match facts.head_norm {
         HeadNorm::IfPresent if !m.loader.has(tensor) => return Ok(x),
         HeadNorm::PlainAfterRope => {
@@ -137,10 +143,24 @@ pub(crate) fn normed(
             return Ok(m.plan.rms_norm(x, ones, m.config.norm_eps));
         }
         HeadNorm::IfPresent | HeadNorm::Each | HeadNorm::EachAfterRope => facts.k_dim,
-        HeadNorm::Together | HeadNorm::TogetherCentered => x.width(),
+        HeadNorm::Together | HeadNorm::TogetherCentered | HeadNorm::OwnCentered => x.width(),
     };
     let weight = m.loader.vector(tensor, width, 1.0)?;
     Ok(m.plan.rms_norm(x, weight, m.config.norm_eps))
+}
+
+/// Records layer norms of heads of `head_dim` values, each with a row of the tensor as its weight.
+fn own_centered(
+    m: &mut Builder<'_>,
+    x: Value,
+    tensor: &str,
+    head_dim: usize,
+) -> Result<Value, LoadError> {
+    let n_heads = x.width() / head_dim;
+    let weights = m.loader.required_rows(tensor, [n_heads, head_dim])?;
+    let weights = m.loader.push_vector(weights);
+    let normed = m.plain_layer_norm(x, head_dim);
+    Ok(m.plan.scale(Factor::Vector(weights), normed))
 }
 
 /// Multiplies attention's output `heads` by the layer's gate of `x`, which has a value for each value or for each head, and

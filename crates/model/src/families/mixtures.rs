@@ -27,6 +27,15 @@ pub(crate) fn olmoe(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
     ModelConfig::read(keys, family, RMS_EPS, FeedForward::Mixture(experts))
 }
 
+/// The text part of DeepSeek OCR. Its rotation is never scaled.
+pub(crate) fn deepseek_ocr(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
+    let experts = stated_experts(keys, Some(ExpertScores::Softmax))?;
+    let experts = with_shared(keys, experts, experts.n_ff)?;
+    let mut config = read_with_dense_lead(keys, family, experts)?;
+    config.ropes[0] = config.ropes[0].unscaled();
+    Ok(config)
+}
+
 /// GLM 4.5 to 4.7.
 pub(crate) fn glm4moe(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
     let experts = stated_experts(keys, Some(ExpertScores::Sigmoid))?;

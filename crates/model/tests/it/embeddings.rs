@@ -79,7 +79,7 @@ fn files_without_a_tensor_are_refused() {
             let missing = rewritten(&gguf, |it| it != info.name, |it| (it.to_string(), None));
             match load(&open(&missing)) {
                 // A network without gates.
-                Ok(_) if name == "jina_bert_v2" && info.name.contains("ffn_gate") => {}
+                Ok(_) if name.starts_with("jina_bert_v2") && info.name.contains("ffn_gate") => {}
                 Ok(_) if name.starts_with("modern_bert") && info.name == "cls.norm.weight" => {}
                 Ok(_) => assert!(optional(&info.name), "{name} loads without {}", info.name),
                 Err(error) => assert!(

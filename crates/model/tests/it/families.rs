@@ -1,7 +1,7 @@
 //! Files of the architectures in `rocmforge_testkit::models::families` without tensors: each is loaded, or refused with a
 //! sentence that names the tensor.
 
-use rocmforge_gguf::GgmlType;
+use rocmforge_gguf::{GgmlType, OwnedValue};
 use rocmforge_model::Model;
 use rocmforge_testkit::models::families;
 
@@ -53,10 +53,41 @@ fn files_without_a_tensor_are_refused() {
 fn is_choice(name: &str, tensor: &str) -> bool {
     match name {
         "stablelm" => tensor.contains("ffn_norm"),
-        "mimo2" => tensor.contains("attn_sinks"),
+        "mimo2" | "mimo2_sevenths" => tensor.contains("attn_sinks"),
         "step35" => tensor.contains("attn_gate"),
         "falcon_h1" => tensor.contains("ssm_norm"),
         _ => false,
+    }
+}
+
+/// What these files may ask for and is not computed.
+#[test]
+fn unknown_computations_are_refused() {
+    let cases: [(&str, &str, OwnedValue, &str); 3] = [
+        (
+            "olmo",
+            "olmo.attention.clamp_kqv",
+            8f32.into(),
+            "queries, keys and values limited to 8",
+        ),
+        (
+            "deci",
+            "deci.feed_forward_length",
+            vec![0i32, 256].into(),
+            "attention without a network (layer 0)",
+        ),
+        (
+            "plm",
+            "plm.attention.kv_lora_rank",
+            0u32.into(),
+            "a sensible positive number",
+        ),
+    ];
+    for (name, key, value, wanted) in cases {
+        let mut writer = families::model_of(name, GgmlType::F32, 2).unwrap().unwrap();
+        writer.set(key, value);
+        let error = Model::load(open(&writer)).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
     }
 }
 

@@ -19,7 +19,7 @@ const fn case(name: &'static str, poolings: &'static [&'static str]) -> Case {
 }
 
 /// The models: architectures, some of them in a second shape.
-pub const CASES: [Case; 14] = [
+pub const CASES: [Case; 18] = [
     case("bert", VECTORS),
     case("bert_scores", SCORES),
     case("bert_labels", SCORES),
@@ -27,6 +27,7 @@ pub const CASES: [Case; 14] = [
     case("nomic_bert_moe", VECTORS),
     case("jina_bert_v2", VECTORS),
     case("jina_bert_v2_code", VECTORS),
+    case("jina_bert_v2_scores", SCORES),
     case("jina_bert_v3", VECTORS),
     case("modern_bert", VECTORS),
     case("modern_bert_silu", &["mean"]),
@@ -34,6 +35,39 @@ pub const CASES: [Case; 14] = [
     case("gemma_embedding", VECTORS),
     case("qwen3_embedding", VECTORS),
     case("qwen3_scores", SCORES),
+    case("llama_embed", VECTORS),
+    case("eurobert", VECTORS),
+    case("neo_bert", VECTORS),
+];
+
+/// Models of the cases and other types of their matrices for which there are embeddings of llama.cpp, with the first way
+/// of pooling.
+pub const QUANTIZED: [(&str, GgmlType); 8] = [
+    ("bert", GgmlType::Q8_0),
+    ("bert", GgmlType::F16),
+    ("nomic_bert", GgmlType::Q8_0),
+    ("nomic_bert_moe", GgmlType::Q8_0),
+    ("jina_bert_v2", GgmlType::F16),
+    ("modern_bert", GgmlType::Q8_0),
+    ("gemma_embedding", GgmlType::Q8_0),
+    ("qwen3_embedding", GgmlType::Q8_0),
+];
+
+/// Models that are compared on an emulated GPU with the CPU, in F16.
+pub const ON_GPU: [&str; 13] = [
+    "bert",
+    "bert_scores",
+    "nomic_bert",
+    "nomic_bert_moe",
+    "jina_bert_v2",
+    "jina_bert_v2_code",
+    "modern_bert",
+    "gemma_embedding",
+    "qwen3_scores",
+    "jina_bert_v2_scores",
+    "llama_embed",
+    "eurobert",
+    "neo_bert",
 ];
 
 /// Lengths of the texts for which there are embeddings of llama.cpp.
@@ -86,6 +120,8 @@ enum Scores {
     None,
     /// Two projections, one score.
     Two,
+    /// The first projection alone, one score.
+    One,
     /// One projection, a score for each label.
     Labels(&'static [&'static str]),
 }
@@ -104,7 +140,7 @@ const BERT: Shape = Shape {
 };
 
 #[rustfmt::skip]
-const SHAPES: [Shape; 14] = [
+const SHAPES: [Shape; 18] = [
     BERT,
     Shape { name: "bert_scores", n_embd: 192, heads: [3, 3, 64], scores: Scores::Two, has_types: false, ..BERT },
     Shape { name: "bert_labels", scores: Scores::Labels(&["a", "b", "c"]), ..BERT },
@@ -112,6 +148,7 @@ const SHAPES: [Shape; 14] = [
     Shape { name: "nomic_bert_moe", arch: "nomic-bert-moe", heads: [2, 2, 64], n_layers: 4, network: Network::Experts, ..BERT },
     Shape { name: "jina_bert_v2", arch: "jina-bert-v2", heads: [2, 2, 64], network: Network::Gated, ..BERT },
     Shape { name: "jina_bert_v2_code", arch: "jina-bert-v2", n_embd: 192, heads: [6, 6, 32], network: Network::Fused, ..BERT },
+    Shape { name: "jina_bert_v2_scores", arch: "jina-bert-v2", n_embd: 192, heads: [3, 3, 64], network: Network::Gated, scores: Scores::One, ..BERT },
     Shape { name: "jina_bert_v3", arch: "jina-bert-v3", ..BERT },
     Shape { name: "modern_bert", arch: "modern-bert", n_layers: 4, heads: [2, 2, 64], network: Network::Fused, biases: Biases::None, ..BERT },
     Shape { name: "modern_bert_silu", arch: "modern-bert", network: Network::Fused, biases: Biases::None, ..BERT },
@@ -119,6 +156,9 @@ const SHAPES: [Shape; 14] = [
     Shape { name: "gemma_embedding", arch: "gemma-embedding", n_layers: 7, heads: [3, 1, 64], network: Network::Gated, biases: Biases::None, ..BERT },
     Shape { name: "qwen3_embedding", arch: "qwen3", heads: [4, 2, 64], network: Network::Gated, biases: Biases::None, ..BERT },
     Shape { name: "qwen3_scores", arch: "qwen3", heads: [4, 2, 64], network: Network::Gated, biases: Biases::None, scores: Scores::Labels(&["yes", "no"]), ..BERT },
+    Shape { name: "llama_embed", arch: "llama-embed", heads: [4, 2, 32], network: Network::Gated, biases: Biases::None, ..BERT },
+    Shape { name: "eurobert", arch: "eurobert", n_embd: 192, heads: [3, 1, 64], network: Network::Gated, biases: Biases::None, ..BERT },
+    Shape { name: "neo_bert", arch: "neo-bert", heads: [2, 2, 64], network: Network::Fused, biases: Biases::None, ..BERT },
 ];
 
 /// Creates the model `name` with matrices of type `ty`; `None` if the name is unknown.
@@ -145,9 +185,9 @@ impl Shape {
         };
         self.facts(&mut model);
         model.vocabulary();
-        match self.arch {
-            "modern-bert" | "gemma-embedding" | "qwen3" => self.normed_before(&mut model)?,
-            _ => self.normed_after(&mut model)?,
+        match self.is_normed_before() {
+            true => self.normed_before(&mut model)?,
+            false => self.normed_after(&mut model)?,
         }
         self.classifier(&mut model)?;
         Ok(model.writer)
@@ -172,7 +212,7 @@ impl Shape {
             model.set("attention.value_length", head_dim as u32);
         }
         match self.arch {
-            "gemma-embedding" | "qwen3" => {
+            arch if self.is_normed_before() && arch != "modern-bert" => {
                 model.set("attention.layer_norm_rms_epsilon", 1e-5f32);
             }
             _ => model.set("attention.layer_norm_epsilon", 1e-5f32),
@@ -207,15 +247,30 @@ impl Shape {
         }
     }
 
+    /// Whether norms stand before each block.
+    fn is_normed_before(&self) -> bool {
+        let others = [
+            "modern-bert",
+            "gemma-embedding",
+            "qwen3",
+            "llama-embed",
+            "eurobert",
+            "neo-bert",
+        ];
+        others.contains(&self.arch)
+    }
+
     /// BERT's layers.
     fn normed_after(&self, model: &mut Synth) -> Result<(), Error> {
         let n_embd = self.n_embd;
         model.matrix("token_embd.weight", N_VOCAB, n_embd)?;
+        // In F32, as in released files: llama.cpp adds no other rows.
+        let reach = (3.0 / n_embd as f64).sqrt() as f32;
         if self.has_types {
-            model.matrix("token_types.weight", 2, n_embd)?;
+            model.rows("token_types.weight", [2, n_embd], 0.0, reach)?;
         }
         if self.arch == "bert" {
-            model.matrix("position_embd.weight", 512, n_embd)?;
+            model.rows("position_embd.weight", [512, n_embd], 0.0, reach)?;
         }
         self.norm(model, "token_embd_norm", n_embd)?;
         for layer in 0..self.n_layers {
@@ -240,14 +295,18 @@ impl Shape {
         if self.arch == "modern-bert" {
             self.norm(model, "token_embd_norm", n_embd)?;
         }
-        self.norm(model, "output_norm", n_embd)?;
+        let output_norm = match self.arch {
+            "neo-bert" => "enc.output_norm",
+            _ => "output_norm",
+        };
+        self.norm(model, output_norm, n_embd)?;
         for layer in 0..self.n_layers {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
             if layer > 0 || self.arch != "modern-bert" {
                 self.norm(model, &tensor("attn_norm"), n_embd)?;
             }
             self.attention(model, &tensor)?;
-            if self.arch != "modern-bert" {
+            if matches!(self.arch, "gemma-embedding" | "qwen3") {
                 self.norm(model, &tensor("attn_q_norm"), head_dim)?;
                 self.norm(model, &tensor("attn_k_norm"), head_dim)?;
             }
@@ -273,7 +332,7 @@ impl Shape {
         let [n_heads, n_kv_heads, head_dim] = self.heads;
         let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
         self.linear(model, &tensor("attn_output"), [self.n_embd, n_q])?;
-        if matches!(self.arch, "modern-bert" | "nomic-bert") {
+        if matches!(self.arch, "modern-bert" | "nomic-bert" | "neo-bert") {
             return self.linear(model, &tensor("attn_qkv"), [n_q + 2 * n_kv, self.n_embd]);
         }
         self.linear(model, &tensor("attn_q"), [n_q, self.n_embd])?;
@@ -316,6 +375,7 @@ impl Shape {
                 }
                 self.linear(model, "cls.output", [1, self.n_embd])
             }
+            Scores::One => self.linear(model, "cls", [1, self.n_embd]),
             Scores::Labels(labels) => self.linear(model, "cls.output", [labels.len(), self.n_embd]),
         }
     }

@@ -78,6 +78,9 @@ struct Row {
     windows: &'static [bool],
     /// Query heads and heads of K and V in layers with windows; zeros for the same as in others.
     window_heads: [usize; 2],
+    /// Query heads, heads of K and V, and width of the network of each layer, any of which may be missing; empty if
+    /// layers are alike.
+    uneven: &'static [[usize; 3]],
     /// Number of RoPE's frequency factors.
     n_factors: usize,
     /// Whether there are two sets of them, for short and for long contexts.
@@ -110,6 +113,8 @@ enum Norm {
     RmsWithBias,
     Layer,
     LayerWithoutBias,
+    /// Layer norms without weights.
+    Plain,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -123,6 +128,8 @@ enum HeadNorm {
     None,
     Each,
     Together,
+    /// A weight for each value of each head, without a bias.
+    Own,
 }
 
 /// What the gate of attention's output has values for.
@@ -261,6 +268,16 @@ impl Row {
                 model.set("attention.head_count_kv", n_kv);
             }
         }
+        if !self.uneven.is_empty() {
+            let of_layers = |i: usize| {
+                let layers = self.uneven[..model.n_layers].iter();
+                layers.map(|layer| layer[i] as i32).collect::<Vec<i32>>()
+            };
+            let [n_q, n_kv, n_ff] = [0, 1, 2].map(of_layers);
+            model.set("attention.head_count", n_q);
+            model.set("attention.head_count_kv", n_kv);
+            model.set("feed_forward_length", n_ff);
+        }
         if let Some(recurrent) = &self.recurrent {
             model.recurrent_facts(recurrent);
             let layers = 0..model.n_layers + self.n_nextn;
@@ -316,7 +333,9 @@ impl Row {
             "lfm2" | "lfm2moe" => "token_embd_norm",
             _ => "output_norm",
         };
-        self.norm(model, output_norm, n_embd)?;
+        if self.norm != Norm::Plain {
+            self.norm(model, output_norm, n_embd)?;
+        }
         if self.output != Output::Tied {
             model.matrix("output.weight", N_VOCAB, n_embd)?;
         }
@@ -332,7 +351,14 @@ impl Row {
         for layer in 0..model.n_layers + self.n_nextn {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
             for norm in self.norms {
-                self.norm(model, &tensor(norm), n_embd)?;
+                let is_there = match *norm {
+                    "attn_norm" => self.has_attention(layer),
+                    "ffn_norm" => self.has_network(layer),
+                    _ => true,
+                };
+                if is_there || self.uneven.is_empty() {
+                    self.norm(model, &tensor(norm), n_embd)?;
+                }
             }
             if self.has_attention(layer) {
                 self.attention(model, layer, &tensor)?;
@@ -341,8 +367,12 @@ impl Row {
                 _ if !self.has_network(layer) => {}
                 Some(experts) if experts.are_in(layer) => {
                     self.mixture(model, &tensor, experts)?;
+                    if self.arch == "arctic" {
+                        // Beside the experts, as wide as the model.
+                        self.feed_forward(model, &tensor, n_embd)?;
+                    }
                 }
-                _ => self.feed_forward(model, &tensor)?,
+                _ => self.feed_forward(model, &tensor, self.n_ff_of(layer))?,
             }
             if layer >= model.n_layers {
                 for norm in ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"] {
@@ -355,6 +385,9 @@ impl Row {
     }
 
     fn has_network(&self, layer: usize) -> bool {
+        if !self.uneven.is_empty() {
+            return self.n_ff_of(layer) > 0;
+        }
         match self.blocks {
             Blocks::Two => true,
             Blocks::NoNetwork => false,
@@ -364,6 +397,9 @@ impl Row {
 
     /// Returns whether a layer has attention, or something in its place.
     fn has_attention(&self, layer: usize) -> bool {
+        if !self.uneven.is_empty() {
+            return self.uneven[layer][0] > 0;
+        }
         self.blocks != Blocks::OneEach || layer.is_multiple_of(2)
     }
 
@@ -382,11 +418,19 @@ impl Row {
 
     /// Query heads, and heads of K and V.
     fn heads_of(&self, layer: usize) -> [usize; 2] {
+        if let Some(&[n_heads, n_kv_heads, _]) = self.uneven.get(layer) {
+            return [n_heads, n_kv_heads];
+        }
         let [n_heads, n_kv_heads, _] = self.heads;
         match self.window_heads != [0; 2] && self.has_window(layer) {
             true => self.window_heads,
             false => [n_heads, n_kv_heads],
         }
+    }
+
+    /// Width of a layer's network.
+    fn n_ff_of(&self, layer: usize) -> usize {
+        self.uneven.get(layer).map_or(self.n_ff, |layer| layer[2])
     }
 
     /// Values per head of K and V.
@@ -418,8 +462,16 @@ impl Row {
         let [head_dim, v_dim] = self.head_dims();
         let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
         let (n_out, n_v) = (n_heads * v_dim, n_kv_heads * v_dim);
+        if n_kv_heads == 0 {
+            return self.linear(model, &tensor, ("attn_output", n_embd, n_embd));
+        }
+        if self.head_norm == HeadNorm::Own {
+            for (name, n) in [("attn_q_norm", n_heads), ("attn_k_norm", n_kv_heads)] {
+                model.rows(&tensor(&format!("{name}.weight")), [n, head_dim], 1.0, 0.3)?;
+            }
+        }
         let norms = match self.head_norm {
-            HeadNorm::None => [0; 2],
+            HeadNorm::None | HeadNorm::Own => [0; 2],
             HeadNorm::Each => [head_dim; 2],
             HeadNorm::Together => [n_q, n_kv],
         };
@@ -433,7 +485,8 @@ impl Row {
             Gate::Heads => self.linear(model, &tensor, ("attn_gate", n_heads, n_embd))?,
             Gate::Values => self.linear(model, &tensor, ("attn_gate", n_out, n_embd))?,
         }
-        if self.arch == "mimo2" && self.has_window(layer) {
+        if self.arch == "gpt-oss" || self.arch == "mimo2" && self.has_window(layer) {
+            // Below, among and above the scores.
             model.vector(&tensor("attn_sinks.weight"), n_heads, 1.0, 3.0)?;
         }
         self.linear(model, &tensor, ("attn_output", n_embd, n_out))?;
@@ -455,8 +508,9 @@ impl Row {
         &self,
         model: &mut Synth,
         tensor: &dyn Fn(&str) -> String,
+        n_ff: usize,
     ) -> Result<(), Error> {
-        let (n_embd, n_ff) = (self.n_embd, self.n_ff);
+        let n_embd = self.n_embd;
         self.linear(model, &tensor, ("ffn_down", n_embd, n_ff))?;
         match self.feed_forward {
             FeedForward::Fused => self.linear(model, &tensor, ("ffn_up", 2 * n_ff, n_embd)),
@@ -493,6 +547,14 @@ impl Row {
         }
         model.expert_matrices(&tensor("ffn_up_exps.weight"), into)?;
         model.expert_matrices(&tensor("ffn_down_exps.weight"), [n_experts, n_latent, n_ff])?;
+        if self.arch == "gpt-oss" {
+            model.vector(&tensor("ffn_gate_inp.bias"), n_experts, 0.0, 0.5)?;
+            for (name, n_out) in [("gate", n_ff), ("up", n_ff), ("down", n_embd)] {
+                // Wide enough that the clamps of both sides of SwiGLU matter.
+                let name = tensor(&format!("ffn_{name}_exps.bias"));
+                model.rows(&name, [n_experts, n_out], 0.0, 8.0)?;
+            }
+        }
         if self.gate == Gate::InQueries && experts.n_ff_shared.is_some() {
             model.matrix(&tensor("ffn_gate_inp_shexp.weight"), 1, n_embd)?;
         }
@@ -508,6 +570,10 @@ impl Row {
 
     /// Adds a norm's weight, and its bias if norms have biases.
     fn norm(&self, model: &mut Synth, name: &str, width: usize) -> Result<(), Error> {
+        if self.arch == "plamo3" && name.contains("post_") {
+            // Without the usual ending, as in released files.
+            return model.vector(name, width, 1.0, 0.3);
+        }
         model.vector(&format!("{name}.weight"), width, 1.0, 0.3)?;
         if matches!(self.norm, Norm::Layer | Norm::RmsWithBias) {
             model.vector(&format!("{name}.bias"), width, 0.0, 0.5)?;

@@ -7,6 +7,10 @@ macro_rules! test_cases {
             #[allow(unused_imports, reason = "the arguments of some cases are only literals")]
             use super::*;
 
+            /// The arguments of each case, as written.
+            #[allow(dead_code, reason = "few lists are compared with others")]
+            pub(super) const ARGUMENTS: &[&str] = &[$(stringify!($($arg),+)),+];
+
             $(
                 #[test]
                 fn $name() {
@@ -72,7 +76,12 @@ macro_rules! for_each_family {
             laguna, laguna_global, mimo2, step35, cohere2moe, cohere2moe_softmax, exaone_moe, exaone_moe_listed,
             afmoe, afmoe_softmax, mellum, mellum_global,
             lfm2, lfm2moe, qwen35, qwen35_wide, qwen35moe, qwen3next, qwen3next_old,
-            mamba2, granitehybrid, granitehybrid_moe, falcon_h1, nemotron_h, nemotron_h_moe, nemotron_h_latent
+            mamba2, granitehybrid, granitehybrid_moe, falcon_h1, nemotron_h, nemotron_h_moe, nemotron_h_latent,
+            exaone, chatglm, deepseek2_ocr, hunyuan_vl, paddleocr, plm, plamo3, jais2, arctic, openelm, olmo, deci,
+            command_r_plus, stablelm_12b,
+            gpt_oss_thirds, mistral3_tied, minimax_m2_single, qwen3vl_eighths, qwen3vlmoe_thirds, granitemoe_single,
+            ernie4_5_single, ernie4_5_moe_sevenths, hunyuan_dense_thirds, hunyuan_moe_sevenths, step35_single,
+            mimo2_sevenths, gemma_single, phi2_fused
         }
     };
 }

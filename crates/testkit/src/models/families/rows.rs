@@ -1,5 +1,7 @@
 //! The rows: architectures, some of them in a second shape.
 
+mod few;
+mod second;
 mod states;
 mod windows;
 
@@ -27,6 +29,7 @@ const LLAMA: Row = Row {
     v_dim: 0,
     windows: &[],
     window_heads: [0; 2],
+    uneven: &[],
     n_factors: 0,
     has_long_factors: false,
     gate: Gate::None,
@@ -92,7 +95,9 @@ const SECTIONS: (&str, Key) = ("rope.dimension_sections", Ints(&[6, 5, 5, 0]));
 
 /// All rows.
 pub(super) fn rows() -> impl Iterator<Item = &'static Row> {
-    ROWS.iter().chain(windows::ROWS).chain(states::ROWS)
+    let more = windows::ROWS.iter().chain(states::ROWS);
+    let more = more.chain(few::ROWS).chain(second::ROWS);
+    ROWS.iter().chain(more)
 }
 
 static ROWS: &[Row] = &[
