@@ -19,8 +19,8 @@ pub trait Stepwise {
         }
     }
 
-    /// Whether an operation of `batch` rounds weights and activations to f16.
-    fn takes_halves(&self, _op: &Op, _batch: &Batch) -> bool {
+    /// Whether `op`, operation `index` of the plan, rounds weights and activations of `batch` to f16.
+    fn takes_halves(&self, _index: usize, _op: &Op, _batch: &Batch) -> bool {
         false
     }
 

@@ -16,7 +16,7 @@ use rocmforge_plan::SamplingParams;
 use rocmforge_plan::{Fusion, Side};
 use rocmforge_runtime::check;
 use rocmforge_runtime::check::{Coverage, OpCheck, SelfCheck};
-use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
+use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload, image_targets};
 use rocmforge_runtime::times::{StepObserver, StepPart, StepTimes};
 
 fn with(gpu: &GpuConfig, layers: GpuLayers, experts: Experts) -> Device {
@@ -234,6 +234,30 @@ fn every_operation_passes_the_check(
     assert!(failures.is_empty(), "{name}: {failures:#?}");
     let attention = report.checks.iter().filter(|check| check.op == "attention");
     assert_eq!(attention.count(), n_attention, "{name}");
+}
+
+/// Products that a Hopper GPU computes in f16 have the bound of f16, also if it has only some of the layers.
+#[test]
+fn products_in_f16_pass_the_check() {
+    if !image_targets().contains(&"host-nv") {
+        println!("skipped: built without the target host-nv");
+        return;
+    }
+    let hopper = GpuConfig {
+        id: Some("host:nv".parse().unwrap()),
+        ..GpuConfig::default()
+    };
+    let device = with(&hopper, GpuLayers::Count(1), Experts::WithTheirLayer);
+    let model = model("qwen3", GgmlType::Q4_K);
+    let tokens = synth::prompt(30, model.config.n_vocab);
+    let report = check::check(&model, &config(&device), &tokens, 16, Coverage::Distinct).unwrap();
+    let failures: Vec<&OpCheck> = report.failures().collect();
+    assert!(failures.is_empty(), "{failures:#?}");
+    let in_f16 = report
+        .checks
+        .iter()
+        .filter(|check| check.bound == check::HALF_BOUND);
+    assert!(in_f16.count() > 0);
 }
 
 #[test]

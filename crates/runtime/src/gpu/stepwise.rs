@@ -27,7 +27,7 @@ impl Stepwise for GpuBackend {
         }
     }
 
-    fn takes_halves(&self, op: &Op, batch: &Batch) -> bool {
+    fn takes_halves(&self, _index: usize, op: &Op, batch: &Batch) -> bool {
         let (x, weights) = match op {
             Op::MatMul { x, weight, .. } => (x, vec![*weight]),
             Op::MatMuls { x, products } => {

@@ -94,6 +94,13 @@ impl Stepwise for HybridBackend {
         }
     }
 
+    fn takes_halves(&self, index: usize, op: &Op, batch: &Batch) -> bool {
+        match self.place(index) {
+            (Side::Cpu, _) => false,
+            (Side::Gpu, own) => self.gpu.takes_halves(own, op, batch),
+        }
+    }
+
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
         let (side, own) = self.place(index);
         let ops = self.plan.ops[index..index + self.pass(index).n_ops].to_vec();
