@@ -267,7 +267,7 @@ impl Planner<'_> {
     fn has_room_for_steps(&self) -> bool {
         // What the kernels do not support is an error elsewhere.
         let Ok(Budgets { gpu: Some(gpu), .. }) = self.budgets(&Place::Gpu) else {
-            return false;
+            return true;
         };
         let n_tokens = limits::cache_tokens(self.config, self.config.usual_ctx(self.model));
         gpu.step_bytes <= self.memory.gpu / STEP_PART && gpu.fits(n_tokens, self.config.page)
