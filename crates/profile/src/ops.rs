@@ -165,6 +165,20 @@ impl Groups {
     }
 }
 
+/// Returns the name of operations that a backend runs as one.
+fn merged_name(ops: &[Op]) -> &'static str {
+    let has = |is: fn(&Op) -> bool| ops.iter().any(is);
+    if has(|op| matches!(op, Op::LinearAttention { .. })) {
+        "gated_linear_attention"
+    } else if has(|op| matches!(op, Op::CausalConv { .. })) {
+        "linear_inputs"
+    } else if has(|op| matches!(op, Op::ExpertMatMul { .. })) {
+        "expert_gate"
+    } else {
+        "rope_kv"
+    }
+}
+
 /// The operations of a plan with their names and costs.
 pub struct PlanOps<'a> {
     cost: PlanCost<'a>,
@@ -188,7 +202,10 @@ impl<'a> PlanOps<'a> {
             StepPart::Ops(ops) if ops.len() == 1 => {
                 (self.cost.plan.ops[ops.start].name(), &self.names[ops.start])
             }
-            StepPart::Ops(_) => ("rope_kv", "rope_kv"),
+            StepPart::Ops(ops) => {
+                let name = merged_name(&self.cost.plan.ops[ops.clone()]);
+                (name, name)
+            }
         }
     }
 

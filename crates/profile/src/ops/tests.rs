@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
-use rocmforge_plan::Fusion;
 use rocmforge_plan::KvType;
+use rocmforge_plan::{Activation, ConvForm, Fusion};
 use rocmforge_plan::{SeqShape, Side};
 use rocmforge_runtime::times::{LaunchTime, PartTime};
 
@@ -194,6 +194,27 @@ fn names_operations_by_type_tensor_format_and_shape() {
         assert!(ops.is_for_logits(&StepPart::Choose) && !ops.is_for_logits(&StepPart::Begin));
         assert_eq!(ops.describe(&StepPart::Ops(3..6)).0, "rope_kv");
     });
+}
+
+/// Several operations in one launch have a name of their own.
+#[test]
+fn names_merged_operations() {
+    let conv = Op::CausalConv {
+        state: 0,
+        weight: WeightId(0),
+        bias: None,
+        form: ConvForm::Plain,
+        x: BufferId(0),
+        out: BufferId(1),
+    };
+    let gate = Op::GatedActivation {
+        activation: Activation::Silu,
+        gate: BufferId(1),
+        up: BufferId(2),
+        out: BufferId(3),
+    };
+    assert_eq!(merged_name(&[conv, gate.clone()]), "linear_inputs");
+    assert_eq!(merged_name(&[gate.clone(), gate]), "rope_kv");
 }
 
 /// A step of consecutive parts of 10 us each; its second operation has two launches.
