@@ -49,6 +49,14 @@ struct Conv {
     FIELDS(x, weight, bias, states, seqs, places, kept, width, n_taps, gated, n_block_rows, aligned, pad)
 };
 
+// The same number. AMD compilers keep no comparison with it from before in scalar registers, of which there are few.
+DEV u32 compared_here(u32 v) {
+#if defined(GPU_AMD)
+    asm volatile("" : "+v"(v));
+#endif
+    return v;
+}
+
 // Four neighbouring values of the rows of a sequence, and of those before, which are in its state.
 struct ConvQuad {
     const Conv& p;
@@ -58,7 +66,7 @@ struct ConvQuad {
     // Value behind the last one.
     u32 end;
 
-    DEV_MEMBER Quad load(const float* from) const { return load_quad(from, at, end, p.aligned); }
+    DEV_MEMBER Quad load(const float* from) const { return load_quad(from, compared_here(at), end, p.aligned); }
 
     // An input of the convolution, by the number of its row plus n - 1.
     DEV_MEMBER Quad input(u32 number) const {
@@ -153,10 +161,11 @@ template <u32 LANES> struct Column {
     // N_COLUMNS the distance to the next. A constant, or there would be a register for each address.
     template <u32 N_COLUMNS, typename F> DEV_MEMBER void each_of(u32 k_dim, float* first, F f) {
         float* of_part = first + part * QUAD * N_COLUMNS;
+        const u32 from_part = compared_here(part * QUAD);
 #pragma unroll
         for (u32 i = 0; i < HELD; i++) {
             const u32 k = i / QUAD * LANES * QUAD + i % QUAD;
-            if (part * QUAD + k < k_dim) f(i, of_part + k * N_COLUMNS);
+            if (from_part + k < k_dim) f(i, of_part + k * N_COLUMNS);
         }
     }
 
