@@ -288,7 +288,7 @@ impl ModelConfig {
         }
         let n_embd = keys.size("embedding_length", MAX_DIM)?;
         for (n_heads, n_kv_heads) in all_heads.iter().zip(&all_kv_heads) {
-            if n_heads % n_kv_heads != 0 {
+            if *n_heads == 0 || !n_heads.is_multiple_of(*n_kv_heads) {
                 return Err(keys.bad(
                     "attention.head_count_kv",
                     n_kv_heads,

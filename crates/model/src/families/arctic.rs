@@ -23,6 +23,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let silu = Activation::Silu;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let FeedForward::Mixture(experts) = &layer.facts.feed_forward else {
             unreachable!("every layer has experts");
         };

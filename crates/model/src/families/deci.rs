@@ -36,6 +36,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         if layer.facts.n_heads > 0 {
             let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
             let out = attention_or_projection(m, layer, normed)?;

@@ -19,6 +19,7 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
+        m.plan.begin_layer();
         let normed = m.plain_layer_norm(x, x.width());
         let out = attention(m, layer, normed)?;
         x = m.plan.add(out, x);
