@@ -276,7 +276,7 @@ DEV void sort_choices(const RouteParams& p) {
                 if (first_tiles[middle] <= t) expert = middle;
                 else end = middle;
             }
-            ExpertTile tile = {NO_EXPERT, 0, 0, 0};
+            ExpertTile tile = {NO_EXPERT, 0, 0, tiles.all};
             if (t < tiles.all) {
                 tile.expert = expert;
                 tile.first_row = starts[expert] + (t - first_tiles[expert]) * list.n_rows;

@@ -30,11 +30,11 @@ template <typename Form> DEV void split_heads(const SplitHeadsParams& p) {
         const TileList& list = p.lists[tid()];
         const u32 of_head = div_up(p.n_tokens, list.n_rows), n_used = of_head * p.n_heads;
         if (token % list.n_rows == 0) {
-            const ExpertTile tile = {head, row, min_of(p.n_tokens - token, list.n_rows), 0};
+            const ExpertTile tile = {head, row, min_of(p.n_tokens - token, list.n_rows), n_used};
             store16(list.tiles + head * of_head + token / list.n_rows, bits<u32x4>(tile));
         }
         // Fewer than there are rows.
-        if (n_used + row < list.len) store16(list.tiles + n_used + row, bits<u32x4>(ExpertTile{NO_EXPERT, 0, 0, 0}));
+        if (n_used + row < list.len) store16(list.tiles + n_used + row, bits<u32x4>(ExpertTile{NO_EXPERT, 0, 0, n_used}));
     }
     const u32 at = (bid_y() * ROW_THREADS + tid()) * OCTET;
     const float* x = p.x + ((u64)token * p.n_heads + head) * p.head_dim + p.start;

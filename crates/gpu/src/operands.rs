@@ -76,6 +76,19 @@ impl ActsBuffer {
         max_rows: usize,
         width: usize,
     ) -> Result<ActsBuffer, GpuError> {
+        ActsBuffer::of_experts(gpu, form, [max_rows, width], None)
+    }
+
+    /// As [`ActsBuffer::new`]; with a number of experts, rows may be sorted by expert.
+    ///
+    /// # Panics
+    /// As [`ActsBuffer::new`].
+    pub fn of_experts(
+        gpu: &Gpu,
+        form: ActFormat,
+        [max_rows, width]: [usize; 2],
+        n_experts: Option<usize>,
+    ) -> Result<ActsBuffer, GpuError> {
         assert!(
             width.is_multiple_of(form.block_len()),
             "a row is not a whole number of blocks"
@@ -93,7 +106,7 @@ impl ActsBuffer {
             codes: gpu.alloc::<i8>(n_codes)?,
             scales: gpu.alloc::<f32>(n_codes / form.block_len())?,
             sums: gpu.alloc::<i16>(n_codes / 16)?,
-            half: HalfBuffer::new(gpu, form, max_rows, width)?,
+            half: HalfBuffer::new(gpu, form, [max_rows, width], n_experts)?,
         })
     }
 

@@ -288,7 +288,7 @@ fn compare(
             let bound = match op {
                 Op::Attention { .. } => ATTENTION_BOUND,
                 Op::NormQuantize { .. } => CODE_BOUND,
-                op if checked.takes_halves(range.start, op, batch) => HALF_BOUND,
+                _ if checked.takes_halves(range.start, batch) => HALF_BOUND,
                 _ => BOUND,
             };
             if error.rel > bound && labels.may_round(op, *step) {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use rocmforge_cpu::Routing;
-use rocmforge_plan::{Batch, BufferId, KvShift, Op, Side};
+use rocmforge_plan::{Batch, BufferId, KvShift, Side};
 
 use crate::cpu::{ActsBuffer, LayerCache};
 use crate::error::RuntimeError;
@@ -19,8 +19,8 @@ pub trait Stepwise {
         }
     }
 
-    /// Whether `op`, operation `index` of the plan, rounds weights and activations of `batch` to f16.
-    fn takes_halves(&self, _index: usize, _op: &Op, _batch: &Batch) -> bool {
+    /// Whether the pass that begins with operation `index` of the plan rounds weights and activations of `batch` to f16.
+    fn takes_halves(&self, _index: usize, _batch: &Batch) -> bool {
         false
     }
 

@@ -8,9 +8,14 @@
 // Tiles that do not fill the device are divided: blocks take equal numbers of rounds, of one tile or of parts of two,
 // and write their sums to device memory. The last block of a tile adds them in the order of k.
 //
+// Of an MoE layer, each block takes tiles of rows of experts, one after the other, whole. All outputs of some rows come
+// before those of the next rows, so that activations are read once. A tile with few rows multiplies no more than 32 or
+// 64.
+//
 // Shared memory: STEPS * ROWS * 128 bytes for x; for each round, about 20 KB of weights.
 #pragma once
 #include "gemm/chunks.h"
+#include "gemm/half_tile.h"
 #include "gemm/ring.h"
 #include "jobs.h"
 #include "range.h"
@@ -19,10 +24,12 @@ struct HalfProduct {
     Weights w;
     const float* bias;
     float* out;
+    // Of an MoE layer: [n_experts], or null.
+    const float* scales;
     // Tiles of products follow one another.
     u32 first_tile;
     Mode mode;
-    FIELDS(w, bias, out, first_tile, mode)
+    FIELDS(w, bias, out, scales, first_tile, mode)
 };
 
 struct HalfParams {
@@ -33,16 +40,21 @@ struct HalfParams {
     // before and after the launch.
     float* parts;
     u64* counters;
+    // Of an MoE layer, or null; and the bytes from an expert's matrix to the next one's.
+    const ExpertTile* tiles;
+    u64 expert_bytes;
     u32 n_rows;
     u32 n_octets;
-    // Tiles of rows of each block of outputs; all tiles; those that are not divided.
+    // Tiles of rows of each block of outputs; all tiles, of an MoE layer of one tile of rows; those that are not
+    // divided.
     u32 n_row_tiles;
     u32 n_tiles;
     u32 n_whole;
     u32 n_blocks;
     // Unused ones begin after the last tile. All have the same n_in.
     HalfProduct products[FEW];
-    FIELDS(x, factors, parts, counters, n_rows, n_octets, n_row_tiles, n_tiles, n_whole, n_blocks, products)
+    FIELDS(x, factors, parts, counters, tiles, expert_bytes, n_rows, n_octets, n_row_tiles, n_tiles, n_whole, n_blocks,
+           products)
 };
 
 // A chunk's scales and minimums as pairs of equal f16 numbers, for both groups of 16 values.
@@ -82,6 +94,8 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
     static constexpr u32 SHARED_BYTES = Slots::SHARED + Coming::SHARED;
     // Values of k of a round, and floats of the sums of a tile.
     static constexpr u32 ROUND = 128, SUMS = THREADS * ELEMENTS;
+    // Whether tiles of experts may be smaller.
+    static constexpr bool MANY = N == 128;
     // A slot is filled again this many steps after its last use, so that the first wave need not wait for the others.
     static constexpr u32 LAG = 2, FILLED = STEPS - LAG;
     static_assert(STEPS >= 4, "copies are under way while a step is multiplied");
@@ -89,6 +103,10 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
     // Rounds [first, end) of a tile.
     struct Segment {
         u32 tile, first, end;
+    };
+    // The rows of a tile: the first one, how many, and where their octets are.
+    struct Rows {
+        u32 first, n, octet;
     };
 
     const HalfParams& p;
@@ -104,27 +122,38 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
     DEV_MEMBER Half(const HalfParams& params, u8* shared) : p(params), ring{shared}, coming{shared + Slots::SHARED} {}
 
     // Fills the next slot with step `step` of the segment.
-    DEV_MEMBER void fill(const Segment& s, u32 row_tile, u32 step) {
-        const u32 octets = min_of(N / 8, p.n_octets - row_tile * (N / 8));
-        const u64 octet = (u64)(2 * s.first + step) * p.n_octets + row_tile * (N / 8);
-        ring.fill(filled, filled_pass, p.x + octet * wgmma::OCTET_BYTES, octets * wgmma::OCTET_BYTES);
+    DEV_MEMBER void fill(const Segment& s, const Rows& x, u32 step) {
+        const u64 octet = (u64)(2 * s.first + step) * p.n_octets + x.octet;
+        ring.fill(filled, filled_pass, p.x + octet * wgmma::OCTET_BYTES, div_up(x.n, 8) * wgmma::OCTET_BYTES);
         if (++filled == STEPS) filled = 0, filled_pass++;
     }
 
     // The first output of a thread.
     DEV_MEMBER static u32 first_out(u32 out_tile) { return out_tile * OUTS + wave() * 16 + lane() / 4; }
 
-    // A tile's product, and its place in it.
+    // A tile's product with its matrix, the first of its outputs' tiles, its rows, and the factor on its sums.
     struct Place {
         HalfProduct product;
-        u32 out_tile, row_tile;
+        u32 out_tile;
+        Rows rows;
+        float scale;
     };
     DEV_MEMBER Place place_of(u32 tile) const {
+        const u32 of_rows = p.tiles ? tile % p.n_tiles : tile;
         HalfProduct product = p.products[0];
-        if (tile >= p.products[1].first_tile) product = p.products[1];
-        if (tile >= p.products[2].first_tile) product = p.products[2];
-        const u32 in_product = tile - product.first_tile;
-        return {product, in_product / p.n_row_tiles, in_product % p.n_row_tiles};
+        if (of_rows >= p.products[1].first_tile) product = p.products[1];
+        if (of_rows >= p.products[2].first_tile) product = p.products[2];
+        const u32 in_product = of_rows - product.first_tile;
+        if (p.tiles) {
+            const u32 at = tile / p.n_tiles;
+            const ExpertTile e = tile_at(p.tiles, at);
+            product.w.data += e.expert * p.expert_bytes;
+            if (product.bias) product.bias += e.expert * product.w.n_out;
+            const float scale = product.scales ? product.scales[e.expert] : 1.0f;
+            return {product, in_product, {e.first_row, e.n_rows, first_octet(e, at)}, scale};
+        }
+        const u32 row_tile = in_product % p.n_row_tiles, first = row_tile * N;
+        return {product, in_product / p.n_row_tiles, {first, min_of(N, p.n_rows - first), row_tile * (N / 8)}, 1.0f};
     }
 
     // Begins the copies of a segment's weights: those of the first rounds.
@@ -145,14 +174,15 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
         coming.end();
     }
 
-    // acc = the product of a segment whose weights are on their way.
-    DEV_MEMBER void multiply(u32 row_tile, const Segment& s, float up) {
+    // acc = the product of a segment whose weights are on their way, of M rows.
+    template <u32 M> DEV_MEMBER void multiply(const Rows& x, const Segment& s, float up) {
         const u32 n_steps = 2 * (s.end - s.first);
         const bool first_wave = uniform(wave()) == 0;
         if (first_wave)
-            for (u32 step = 0; step < min_of(FILLED, n_steps); step++) fill(s, row_tile, step);
+            for (u32 step = 0; step < min_of(FILLED, n_steps); step++) fill(s, x, step);
+        float(&sums)[M / 2] = (float(&)[M / 2]) acc;
 #pragma unroll
-        for (u32 e = 0; e < ELEMENTS; e++) acc[e] = 0.0f;
+        for (u32 e = 0; e < M / 2; e++) sums[e] = 0.0f;
 
         u32 a[2][4][4], before = 0, place = 0;
         for (u32 round = s.first; round < s.end; round++) {
@@ -176,13 +206,13 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
                 ring.wait(at, pass);
                 wgmma::begin();
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) wgmma::mac(acc, a[h][i], ring.slot(at) + i * wgmma::ALONG_STEP);
+                for (u32 i = 0; i < 4; i++) wgmma::mac(sums, a[h][i], ring.slot(at) + i * wgmma::ALONG_STEP);
                 wgmma::end();
                 // The step before is done.
                 wgmma::wait<1>();
                 if (step > 0) ring.release(before);
                 before = at;
-                if (first_wave && step + FILLED < n_steps) fill(s, row_tile, step + FILLED);
+                if (first_wave && step + FILLED < n_steps) fill(s, x, step + FILLED);
                 if (++at == STEPS) at = 0, pass++;
             }
         }
@@ -247,8 +277,9 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
         return true;
     }
 
-    DEV_MEMBER void store(const HalfProduct& product, u32 out_tile, u32 row_tile, float down) const {
-        const u32 own_out = first_out(out_tile), first_row = row_tile * N + lane() % 4 * 2;
+    DEV_MEMBER void store(const Place& at, float down) const {
+        const HalfProduct& product = at.product;
+        const u32 own_out = first_out(at.out_tile), in_tile = lane() % 4 * 2;
         const bool add = product.mode & ADD;
         float bias[2];
 #pragma unroll
@@ -256,8 +287,8 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
             bias[i] = product.bias && own_out + 8 * i < product.w.n_out ? product.bias[own_out + 8 * i] : 0.0f;
 #pragma unroll
         for (u32 e = 0; e < ELEMENTS; e++) {
-            const u32 o = own_out + e / 2 % 2 * 8, row = first_row + e / 4 * 8 + e % 2;
-            if (row >= p.n_rows || o >= product.w.n_out) continue;
+            const u32 o = own_out + e / 2 % 2 * 8, i = in_tile + e / 4 * 8 + e % 2, row = at.rows.first + i;
+            if (i >= at.rows.n || o >= product.w.n_out) continue;
             const float v = acc[e] * down * p.factors[row] + bias[e / 2 % 2];
             float* to = product.out + (u64)row * product.w.n_out + o;
             *to = add ? *to + v : v;
@@ -265,17 +296,25 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
     }
 
     DEV_MEMBER void take(const Segment& s) {
-        const Place at = place_of(s.tile);
-        const Weights& w = at.product.w;
-        const float up = ((const Range*)Block<F, Planes>::end(w, w.data))->up();
-        multiply(at.row_tile, s, up);
+        float up;
+        {
+            const Place at = place_of(s.tile);
+            const Weights& w = at.product.w;
+            up = ((const Range*)Block<F, Planes>::end(w, w.data))->up();
+            if (MANY && p.tiles && at.rows.n <= 32) multiply<32>(at.rows, s, up);
+            else if (MANY && p.tiles && at.rows.n <= 64) multiply<64>(at.rows, s, up);
+            else multiply<N>(at.rows, s, up);
+        }
         const bool whole = s.first == 0 && s.end == n_rounds();
-        if (whole || join_blocks(s)) store(at.product, at.out_tile, at.row_tile, Range::down(up));
+        if (!whole && !join_blocks(s)) return;
+        // Found again, so that it takes no registers before.
+        const Place at = place_of(s.tile);
+        store(at, Range::down(up) * at.scale);
     }
 
     // The next segment of this block: whole tiles, then those that blocks share. `tile` and `round` count what is done.
-    DEV_MEMBER bool next(Segment& s, u32& tile, u32& round, u32 end) const {
-        if (tile < p.n_whole) {
+    DEV_MEMBER bool next(Segment& s, u32& tile, u32& round, u32 end, u32 n_whole) const {
+        if (tile < n_whole) {
             s = {tile, 0, n_rounds()};
             tile += p.n_blocks;
             return true;
@@ -288,17 +327,19 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
     }
 
     DEV_MEMBER void run() {
+        // Which weights a block takes depends on the kernels before if they are of experts, else not.
+        if (p.tiles) wait_for_predecessor();
+        const u32 n_whole = p.tiles ? tile_at(p.tiles, 0).n_tiles * p.n_tiles : p.n_whole;
         u32 tile = bid_x(), round = rounds_before(bid_x()), end = rounds_before(bid_x() + 1);
         Segment s;
-        if (!next(s, tile, round, end)) return;
-        // Weights do not depend on the kernels before.
+        if (!next(s, tile, round, end, n_whole)) return;
         start(s);
         ring.start(THREADS / WARP_SIZE);
         wait_for_predecessor();
         let_successor_start();
         for (;;) {
             take(s);
-            if (!next(s, tile, round, end)) return;
+            if (!next(s, tile, round, end, n_whole)) return;
             start(s);
         }
     }

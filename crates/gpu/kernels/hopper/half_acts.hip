@@ -6,7 +6,10 @@
 //
 // A row is multiplied by a power of two, so that no value overflows; `factors` undoes it.
 //
+// Of experts, each tile of rows has octets of its own, since a tile may begin within eight rows (half_tile.h).
+//
 // A block of 256 threads converts 8 rows by 1,024 values. The grid is [octets of rows, parts of 1,024 values].
+#include "gemm/half_tile.h"
 #include "gemm/wgmma.h"
 
 constexpr u32 THREADS = 256, ROWS = 8, BLOCKS_OF_128 = 8;
@@ -19,20 +22,31 @@ struct HalfActsParams {
     u8* x;
     // [n_rows]
     float* factors;
+    // Of an MoE layer, or null; and how many octets the grid has for each of these tiles.
+    const ExpertTile* tiles;
     u32 n_rows;
     u32 width;
     u32 n_octets;
-    u32 pad;
-    FIELDS(codes, scales, x, factors, n_rows, width, n_octets, pad)
+    u32 tile_octets;
+    FIELDS(codes, scales, x, factors, tiles, n_rows, width, n_octets, tile_octets)
 };
 
 template <u32 ACT_BLOCK> DEV void half_acts(const HalfActsParams& p) {
     SHARED(float, ups, ROWS);
-    const u32 n_scales = p.width / ACT_BLOCK, octet = bid_x();
+    const u32 n_scales = p.width / ACT_BLOCK;
+    u32 octet = bid_x(), first_row = octet * ROWS, end_row = p.n_rows;
+    if (p.tiles) {
+        const u32 at = octet / p.tile_octets, in_tile = octet % p.tile_octets;
+        const ExpertTile tile = tile_at(p.tiles, at);
+        if (tile.expert == NO_EXPERT || in_tile * ROWS >= tile.n_rows) return;
+        octet = first_octet(tile, at) + in_tile;
+        first_row = tile.first_row + in_tile * ROWS;
+        end_row = tile.first_row + tile.n_rows;
+    }
     {
-        const u32 row = octet * ROWS + wave();
+        const u32 row = first_row + wave();
         u32 largest = 0;
-        if (row < p.n_rows)
+        if (row < end_row)
             for (u32 i = lane(); i < n_scales; i += WARP_SIZE)
                 largest = max_of(largest, bits<u32>(p.scales[(u64)row * n_scales + i]) & 0x7fffffffu);
         // 127 times the largest scale becomes a number below 2^15.
@@ -40,20 +54,20 @@ template <u32 ACT_BLOCK> DEV void half_acts(const HalfActsParams& p) {
         const float up = exponent == 0xff ? 1.0f : bits<float>((261 - max_of(exponent, 8u)) << 23);
         if (lane() == 0) {
             ups[wave()] = up;
-            if (bid_y() == 0 && row < p.n_rows) p.factors[row] = 1.0f / up;
+            if (bid_y() == 0 && row < end_row) p.factors[row] = 1.0f / up;
         }
     }
     barrier();
 #pragma unroll
     for (u32 i = tid(); i < ROWS * BLOCKS_OF_128 * 8; i += THREADS) {
-        const u32 in_octet = i % ROWS, row = octet * ROWS + in_octet, s = i / ROWS % 8;
+        const u32 in_octet = i % ROWS, row = first_row + in_octet, s = i / ROWS % 8;
         const u32 block = bid_y() * BLOCKS_OF_128 + i / (ROWS * 8);
         if (block * 128 >= p.width) continue;
         u32x4 first = {}, second = {};
 #pragma unroll
         for (u32 q = 0; q < 4; q++) {
             const u32 at = block * 128 + 32 * q + 4 * s;
-            if (row >= p.n_rows || at >= p.width) continue;
+            if (row >= end_row || at >= p.width) continue;
             const u32 codes = *(const u32*)(p.codes + (u64)row * p.width + at);
             const float scale = p.scales[(u64)row * n_scales + at / ACT_BLOCK] * ups[in_octet];
             float v[4];

@@ -7,13 +7,14 @@ use rocmforge_gguf::GgmlType;
 
 use super::formats::format_modules;
 use super::gemv::MAX_ROWS;
-use super::jobs::{FEW, Work};
+use super::jobs::{FEW, Work, address};
+use super::routing::{ExpertTile, Routing, TILE_ROWS, max_tiles};
 use super::rows::Weights;
 use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;
-use crate::kernel::{AnyKernel, Kernel, KernelTable, kernels, layout};
+use crate::kernel::{AnyKernel, Count, Kernel, KernelTable, Table, kernels, layout};
 use crate::memory::{Address, Buffer, Slice};
 use crate::operands::{ActFormat, Acts};
 use crate::variant::Variant;
@@ -35,6 +36,13 @@ const MIN_ROUNDS: usize = 4;
 const MOST_TIME: f64 = 1.5;
 const PARTS_TIME: f64 = 0.3;
 
+/// Of experts with up to this many rows on average, reading the weights limits: products take small tiles of rows, of
+/// which more are under way.
+const FEW_ROWS: usize = 8;
+/// The tiles of [`TILE_ROWS`] that products of experts take.
+const SMALL: usize = 1;
+const LARGE: usize = 2;
+
 /// The most floats of a tile's sums (`SUMS` in half.h).
 const MAX_SUMS: usize = 128 * 256;
 /// The most blocks that a processor runs at once.
@@ -47,10 +55,11 @@ struct HalfActsParams {
     scales: Address,
     x: Address,
     factors: Address,
+    tiles: Table<ExpertTile>,
     n_rows: u32,
     width: u32,
     n_octets: u32,
-    pad: u32,
+    tile_octets: u32,
 }
 
 layout!(HalfActsParams {
@@ -58,10 +67,11 @@ layout!(HalfActsParams {
     scales,
     x,
     factors,
+    tiles,
     n_rows,
     width,
     n_octets,
-    pad
+    tile_octets
 });
 
 kernels! {
@@ -77,6 +87,7 @@ struct HalfProduct {
     w: Weights,
     bias: Address,
     out: Address,
+    scales: Address,
     first_tile: u32,
     mode: u32,
 }
@@ -85,6 +96,7 @@ layout!(HalfProduct {
     w,
     bias,
     out,
+    scales,
     first_tile,
     mode
 });
@@ -96,6 +108,8 @@ struct HalfParams {
     factors: Address,
     parts: Address,
     counters: Address,
+    tiles: Table<ExpertTile>,
+    expert_bytes: Count,
     n_rows: u32,
     n_octets: u32,
     n_row_tiles: u32,
@@ -110,6 +124,8 @@ layout!(HalfParams {
     factors,
     parts,
     counters,
+    tiles,
+    expert_bytes,
     n_rows,
     n_octets,
     n_row_tiles,
@@ -119,7 +135,7 @@ layout!(HalfParams {
     products
 });
 
-const _: () = assert!(size_of::<HalfActsParams>() == 48 && size_of::<HalfParams>() == 176);
+const _: () = assert!(size_of::<HalfActsParams>() == 56 && size_of::<HalfParams>() == 216);
 
 kernels! {
     /// The numbers are the rows of a tile.
@@ -145,9 +161,13 @@ struct Tile {
 }
 
 impl Tile {
-    /// The tiles of a product.
+    /// The tiles of a product; of experts, those of one tile of rows.
     fn n_tiles(&self, work: &Work<'_>) -> usize {
-        work.matrix.n_out.div_ceil(self.outs) * work.x.n_rows.div_ceil(self.rows)
+        let n_row_tiles = match work.experts {
+            Some(_) => 1,
+            None => work.x.n_rows.div_ceil(self.rows),
+        };
+        work.matrix.n_out.div_ceil(self.outs) * n_row_tiles
     }
 }
 
@@ -221,6 +241,13 @@ impl GemmHalves {
         let of = |tile: Tile| (tile, Division::new(gpu, tile, works));
         let [few, some, many, most] = self.tiles(gpu)?.map(of);
         let kernels = &self.kernels;
+        if let Some(experts) = works[0].experts {
+            let (kernel, (tile, division)) = match kind_of(&experts.routing) {
+                SMALL => (&kernels.gemm_half_32, few),
+                _ => (&kernels.gemm_half_128, many),
+            };
+            return Ok((kernel, tile, division));
+        }
         let is_faster = most.1.waves() * MOST_TIME < many.1.waves();
         let (kernel, (tile, division)) = match n_rows {
             n if n <= few.0.rows => (&kernels.gemm_half_32, few),
@@ -266,8 +293,20 @@ fn factor_bytes(n_rows: usize) -> usize {
     (n_rows * size_of::<f32>()).next_multiple_of(OCTET_BYTES)
 }
 
-fn value_bytes(n_rows: usize, width: usize) -> usize {
-    n_rows.div_ceil(OCTET) * (width.next_multiple_of(BLOCK) / 64) * OCTET_BYTES
+fn value_bytes(n_octets: usize, width: usize) -> usize {
+    n_octets * (width.next_multiple_of(BLOCK) / 64) * OCTET_BYTES
+}
+
+/// Returns the octets of up to `max_rows` rows, of any of `n_experts` experts if there are experts.
+fn max_octets(max_rows: usize, n_experts: Option<usize>) -> usize {
+    let Some(n_experts) = n_experts else {
+        return max_rows.div_ceil(OCTET);
+    };
+    let with_tiles = |n_rows: usize, kind: usize| {
+        n_rows.div_ceil(OCTET) + max_tiles(n_rows, n_experts, TILE_ROWS[kind])
+    };
+    let few = max_rows.min(FEW_ROWS * n_experts);
+    with_tiles(few, SMALL).max(with_tiles(max_rows, LARGE))
 }
 
 /// Bytes of the counters of divided tiles, at the start of `parts`.
@@ -276,12 +315,13 @@ fn counter_bytes(gpu: &Gpu) -> usize {
 }
 
 impl HalfBuffer {
-    /// Allocates memory for activations of up to `max_rows` rows, where the device has kernels that take them.
+    /// Allocates memory for activations of up to `max_rows` rows, maybe of experts, where the device has kernels that
+    /// take them.
     pub(crate) fn new(
         gpu: &Gpu,
         form: ActFormat,
-        max_rows: usize,
-        width: usize,
+        [max_rows, width]: [usize; 2],
+        n_experts: Option<usize>,
     ) -> Result<Option<HalfBuffer>, GpuError> {
         let is_built = MODULES
             .iter()
@@ -289,7 +329,8 @@ impl HalfBuffer {
         if form == ActFormat::F32 || max_rows <= MAX_ROWS || !is_built {
             return Ok(None);
         }
-        let n_bytes = factor_bytes(max_rows) + value_bytes(max_rows, width);
+        let n_octets = max_octets(max_rows, n_experts);
+        let n_bytes = factor_bytes(max_rows) + value_bytes(n_octets, width);
         Ok(Some(HalfBuffer {
             x: gpu.alloc::<u8>(n_bytes)?,
             parts: parts(gpu)?,
@@ -326,20 +367,54 @@ fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
 
 /// Whether [`products`](super::products) of these activations with weights of this type round both to f16.
 pub fn takes_halves(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType) -> bool {
+    !select::is_gemv(gpu, x.n_rows) && can_take(gpu, x, ty, None)
+}
+
+/// Whether [`expert_products`](super::expert_products) of these activations with weights of this type round both to f16.
+pub fn takes_halves_of_experts(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    routing: &Routing<'_>,
+    ty: GgmlType,
+) -> bool {
+    !select::is_gemv_of_experts(gpu, routing) && can_take(gpu, x, ty, Some(routing))
+}
+
+/// Whether GEMM takes these activations as f16.
+fn can_take(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType, routing: Option<&Routing<'_>>) -> bool {
     let of_codes = [
         Variant::ProductsCodes,
         Variant::TilesSmall,
         Variant::TilesLarge,
     ];
-    let is_gemm = !select::is_gemv(gpu, x.n_rows) && !of_codes.iter().any(|&v| gpu.takes(v));
-    is_gemm && x.half.is_some() && has_kernels(gpu, ty)
+    let fits = |memory: HalfMemory<'_>| {
+        let n_bytes = factor_bytes(x.n_rows) + value_bytes(n_octets(x, routing), x.width);
+        n_bytes <= memory.x.len()
+    };
+    !of_codes.iter().any(|&v| gpu.takes(v)) && x.half.is_some_and(fits) && has_kernels(gpu, ty)
 }
 
 /// Returns the memory if products of these activations take them as f16.
 pub(super) fn memory<'a>(gpu: &Gpu, works: &[Work<'a>]) -> Option<HalfMemory<'a>> {
-    let takes =
-        |work: &Work<'_>| work.experts.is_none() && takes_halves(gpu, &work.x, work.matrix.ty);
+    let takes = |work: &Work<'_>| {
+        let routing = work.experts.as_ref().map(|experts| &experts.routing);
+        can_take(gpu, &work.x, work.matrix.ty, routing)
+    };
     works.iter().all(takes).then(|| works.first()?.x.half)?
+}
+
+/// Returns the tiles of [`TILE_ROWS`] for products of experts.
+fn kind_of(routing: &Routing<'_>) -> usize {
+    match routing.max_rows() <= FEW_ROWS * routing.n_experts {
+        true => SMALL,
+        false => LARGE,
+    }
+}
+
+/// Returns the octets of activations: of experts, each tile of rows may have one more.
+fn n_octets(x: &Acts<'_>, routing: Option<&Routing<'_>>) -> usize {
+    let n_tiles = routing.map_or(0, |routing| routing.tiles[kind_of(routing)].len());
+    x.n_rows.div_ceil(OCTET) + n_tiles
 }
 
 /// Converts the activations of the products, and computes these. All have the same activations.
@@ -348,59 +423,92 @@ pub(super) fn launch(
     memory: HalfMemory<'_>,
     works: &[Work<'_>],
 ) -> Result<(), GpuError> {
-    convert(gpu, &works[0].x, memory)?;
+    let x = HalfActs::new(memory, &works[0]);
+    convert(gpu, &works[0], &x)?;
     let mut rest = works;
     while let Some(first) = rest.first() {
         let same = |work: &&Work<'_>| work.matrix.ty == first.matrix.ty;
         let n = rest.iter().take(FEW).take_while(same).count();
-        multiply(gpu, memory, &rest[..n])?;
+        multiply(gpu, (memory, &x), &rest[..n])?;
         rest = &rest[n..];
     }
     Ok(())
 }
 
-fn convert(gpu: &Gpu, x: &Acts<'_>, memory: HalfMemory<'_>) -> Result<(), GpuError> {
+/// Activations as f16.
+struct HalfActs<'a> {
+    factors: Slice<'a, u8>,
+    values: Slice<'a, u8>,
+    n_octets: usize,
+    /// The tiles of experts.
+    tiles: Option<Slice<'a, ExpertTile>>,
+}
+
+impl<'a> HalfActs<'a> {
+    fn new(memory: HalfMemory<'a>, work: &Work<'a>) -> HalfActs<'a> {
+        let routing = work.experts.as_ref().map(|experts| &experts.routing);
+        let n_octets = n_octets(&work.x, routing);
+        let factors = factor_bytes(work.x.n_rows);
+        let values = factors..factors + value_bytes(n_octets, work.x.width);
+        HalfActs {
+            factors: memory.x.part(0..factors),
+            values: memory.x.part(values),
+            n_octets,
+            tiles: routing.map(|routing| routing.tiles[kind_of(routing)]),
+        }
+    }
+
+    fn table(&self) -> Table<ExpertTile> {
+        self.tiles.map_or(Table::NULL, |tiles| tiles.table())
+    }
+}
+
+fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError> {
+    let x = &work.x;
     let kernels = &gpu.kernels().half_acts;
     let kernel = match x.form {
         ActFormat::Q8x32 => &kernels.half_acts_q8x32,
         ActFormat::Q8x256 => &kernels.half_acts_q8x256,
         ActFormat::F32 => unreachable!("quantized weights take codes"),
     };
-    let (factors, values) = memory.of(x);
-    let n_octets = x.n_rows.div_ceil(OCTET) as u32;
+    let tile_octets = work
+        .experts
+        .as_ref()
+        .map_or(0, |experts| TILE_ROWS[kind_of(&experts.routing)] / OCTET);
+    let n_octets = match &to.tiles {
+        Some(tiles) => tiles.len() * tile_octets,
+        None => to.n_octets,
+    };
     let params = HalfActsParams {
         codes: x.codes.address(),
         scales: x.scales.address(),
-        x: values.address(),
-        factors: factors.address(),
+        x: to.values.address(),
+        factors: to.factors.address(),
+        tiles: to.table(),
         n_rows: x.n_rows as u32,
         width: x.width as u32,
-        n_octets,
-        pad: 0,
+        n_octets: to.n_octets as u32,
+        tile_octets: tile_octets as u32,
     };
-    let grid = [n_octets, x.width.div_ceil(PART) as u32, 1];
+    let grid = [n_octets as u32, x.width.div_ceil(PART) as u32, 1];
     gpu.launch(kernel, grid, ACTS_THREADS, 0, &params)
 }
 
-impl<'a> HalfMemory<'a> {
-    /// The factors and values of activations.
-    fn of(&self, x: &Acts<'_>) -> (Slice<'a, u8>, Slice<'a, u8>) {
-        let factors = factor_bytes(x.n_rows);
-        let values = factors..factors + value_bytes(x.n_rows, x.width);
-        (self.x.part(0..factors), self.x.part(values))
-    }
-}
-
 /// Launches up to [`FEW`] products of one format.
-fn multiply(gpu: &Gpu, memory: HalfMemory<'_>, works: &[Work<'_>]) -> Result<(), GpuError> {
-    let x = &works[0].x;
+fn multiply(
+    gpu: &Gpu,
+    (memory, x): (HalfMemory<'_>, &HalfActs<'_>),
+    works: &[Work<'_>],
+) -> Result<(), GpuError> {
+    let n_rows = works[0].x.n_rows;
     let kernels = gpu.kernels().gemm_half.of(works[0].matrix.ty)?;
     let (kernel, tile, division) = kernels.choose(gpu, works)?;
     let mut n_tiles = 0;
     let product = |work: &Work<'_>, first_tile: usize| HalfProduct {
         w: (&work.matrix).into(),
-        bias: work.bias.map_or(Address::NULL, |bias| bias.address()),
+        bias: address(work.bias),
         out: work.out.address(),
+        scales: address(work.scales),
         first_tile: first_tile as u32,
         mode: work.mode as u32,
     };
@@ -413,16 +521,21 @@ fn multiply(gpu: &Gpu, memory: HalfMemory<'_>, works: &[Work<'_>]) -> Result<(),
         *to = product(work, n_tiles);
         n_tiles += tile.n_tiles(work);
     }
-    let (factors, values) = memory.of(x);
     let counters = counter_bytes(gpu);
+    let n_bytes = works[0]
+        .experts
+        .as_ref()
+        .map_or(0, |experts| experts.n_bytes);
     let params = HalfParams {
-        x: values.address(),
-        factors: factors.address(),
+        x: x.values.address(),
+        factors: x.factors.address(),
         parts: memory.parts.part(counters..memory.parts.len()).address(),
         counters: memory.parts.address(),
-        n_rows: x.n_rows as u32,
-        n_octets: x.n_rows.div_ceil(OCTET) as u32,
-        n_row_tiles: x.n_rows.div_ceil(tile.rows) as u32,
+        tiles: x.table(),
+        expert_bytes: Count(n_bytes as u64),
+        n_rows: n_rows as u32,
+        n_octets: x.n_octets as u32,
+        n_row_tiles: n_rows.div_ceil(tile.rows) as u32,
         n_tiles: u32::try_from(n_tiles).expect("the number of tiles fits 32 bits"),
         n_whole: division.n_whole as u32,
         n_blocks: division.n_blocks as u32,
@@ -453,6 +566,16 @@ impl Division {
     fn new(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> Division {
         let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
         let at_once = gpu.n_compute_units() as usize * tile.blocks;
+        if let Some(experts) = &works[0].experts {
+            // The device knows how many tiles of rows there are.
+            let most = n_tiles * experts.routing.tiles[kind_of(&experts.routing)].len();
+            return Division {
+                n_tiles,
+                n_whole: n_tiles,
+                n_blocks: most.min(at_once),
+                at_once,
+            };
+        }
         let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
         let rest = n_tiles % at_once;
         let most = rest * n_rounds / MIN_ROUNDS;

@@ -110,7 +110,7 @@ pub(super) struct Up<'a> {
 pub(super) struct Experts<'a> {
     pub(super) routing: Routing<'a>,
     /// Bytes from an expert's matrix to the next one's.
-    n_bytes: usize,
+    pub(super) n_bytes: usize,
 }
 
 impl<'a> Work<'a> {
@@ -249,7 +249,7 @@ impl<'a> Work<'a> {
 }
 
 /// The address of an operand that may be missing.
-fn address(operand: Option<Slice<'_, f32>>) -> Address {
+pub(super) fn address(operand: Option<Slice<'_, f32>>) -> Address {
     operand.map_or(Address::NULL, |operand| operand.address())
 }
 

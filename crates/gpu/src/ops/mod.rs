@@ -38,7 +38,7 @@ pub use gemm::{matmul, matmul_tiled};
 pub use gemv::{MAX_ROWS, matvec, matvec_gated};
 pub(crate) use group::{Conversion, Group, GroupedProduct};
 pub(crate) use half::HalfBuffer;
-pub use half::{HalfMemory, takes_halves};
+pub use half::{HalfMemory, takes_halves, takes_halves_of_experts};
 pub use heads::{check_split, join_heads, quantize_heads};
 pub use jobs::{ExpertProduct, Gated, Product};
 pub(crate) use kv_move::check_move;

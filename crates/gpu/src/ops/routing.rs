@@ -35,22 +35,22 @@ pub(super) const TILE_ROWS: [usize; 3] = [4, 32, 128];
 /// Values that a thread of `combine` handles at a time.
 const QUAD: usize = 4;
 
-/// Consecutive rows of one expert, as kernels read them (`kernels/experts.h`). Tiles past the last one have expert
-/// `u32::MAX`.
+/// Consecutive rows of one expert, as kernels read them (`kernels/experts.h`). The first `n_tiles` of a list have an
+/// expert, the others `u32::MAX`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 pub struct ExpertTile {
     pub expert: u32,
     pub first_row: u32,
     pub n_rows: u32,
-    pub pad: u32,
+    pub n_tiles: u32,
 }
 
 layout!(ExpertTile {
     expert,
     first_row,
     n_rows,
-    pad
+    n_tiles
 });
 
 /// Memory for the routing of steps of up to `max_tokens` tokens.
@@ -175,7 +175,7 @@ impl RoutingBuffer {
 }
 
 /// Returns the maximum number of tiles of `n` rows: each expert with rows has at most one partial tile.
-fn max_tiles(n: usize, n_experts: usize, tile_rows: usize) -> usize {
+pub(super) fn max_tiles(n: usize, n_experts: usize, tile_rows: usize) -> usize {
     n.min(n_experts) + n / tile_rows
 }
 

@@ -11,7 +11,7 @@ use crate::common::mixture::{Logits, NONE, Step};
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertGated, ExpertProduct};
-use rocmforge_gpu::{Buffer, ExpertMatrices, Gpu, Matrix};
+use rocmforge_gpu::{ActFormat, ActsBuffer, Buffer, ExpertMatrices, Gpu, Matrix};
 use rocmforge_plan::{ExpertStack, act_format};
 
 /// The matrices of all experts on the device.
@@ -159,8 +159,17 @@ fn step_of(i: usize, random: &mut Random) -> Step {
     step
 }
 
-/// Asserts the products of each row, and that rows without an expert keep the value `before`.
-fn assert_rows(found: &[f32], expected: &[Vec<(f64, f64)>], before: f32, what: &str) {
+/// Largest error of a product, relative to the largest of its row: of sums in f32, and of terms rounded to f16.
+const BOUND: f64 = 1e-5;
+const HALF_BOUND: f64 = 4e-3;
+
+/// Asserts the products of each row to `bound`, and that rows without an expert keep the value `before`.
+fn assert_rows(
+    found: &[f32],
+    expected: &[Vec<(f64, f64)>],
+    (before, bound): (f32, f64),
+    what: &str,
+) {
     let n_out = expected[0].len();
     for (row, found) in found.chunks(n_out).enumerate() {
         let Some(expected) = expected.get(row) else {
@@ -172,7 +181,7 @@ fn assert_rows(found: &[f32], expected: &[Vec<(f64, f64)>], before: f32, what: &
         for (o, (&found, (value, _))) in found.iter().zip(expected).enumerate() {
             let error = (f64::from(found) - value).abs();
             assert!(
-                error <= 1e-5 * largest,
+                error <= bound * largest,
                 "{what}: row {row}, output {o}: {found}, not {value} (largest {largest})"
             );
         }
@@ -219,7 +228,7 @@ fn products(ty: GgmlType) {
                     false => run(),
                 };
                 let what = format!("{} {} {:?}", common::name(gpu), ty.name(), load);
-                assert_rows(&found, &expected, 0.5, &what);
+                assert_rows(&found, &expected, (0.5, BOUND), &what);
             }
         }
     }
@@ -286,9 +295,86 @@ fn gate_and_up() {
                         gpu.read(out.as_slice::<f32>().part(rows)).unwrap()
                     });
                     let what = format!("{} {types:?} {:?}", common::name(&gpu), load);
-                    assert_rows(&found, &expected, 0.0, &what);
+                    assert_rows(&found, &expected, (0.0, BOUND), &what);
                 }
             }
+        }
+    }
+}
+
+/// Loads for products in f16: tiles of few rows, and of up to 32, 64 and 128.
+const HALF_LOADS: [([usize; 3], Logits); 3] = [
+    ([11, 3, 2], Logits::Random),
+    ([37, 3, 2], Logits::Crowd),
+    ([150, 4, 2], Logits::Crowd),
+];
+
+/// Two products of the same activations, rounded to f16, the second one of a matrix with other experts' between.
+fn check_in_f16(gpu: &Gpu, ty: GgmlType, (shape, kind): ([usize; 3], Logits), n_in: usize) {
+    let random = &mut Random(n_in as u64);
+    let mut step = Step::new(shape, kind, random);
+    *step.seq_of_row.last_mut().unwrap() = NONE;
+    let choices = step.choices();
+    let (n_out, max_rows) = (135, step.n_tokens() * step.n_used);
+    let shape = [step.n_experts, n_out, n_in];
+    let [gate, up] =
+        Experts::parts(gpu, ty, shape, random).map(|experts| experts.with_scales(gpu, random));
+    let up = up.with_biases(gpu, random);
+    let form = act_format(ty);
+    let acts = ActsBuffer::of_experts(gpu, form, [max_rows, n_in], Some(step.n_experts)).unwrap();
+    let values = gpu.upload(&random.values(max_rows * n_in)).unwrap();
+    ops::quantize(gpu, values.as_slice(), &acts.rows(max_rows)).unwrap();
+    let x = acts.rows(max_rows);
+    let codes = gpu.read(x.codes).unwrap();
+    let scales = gpu.read(x.scales).unwrap();
+    let codes = codes.iter().enumerate();
+    let exact: Vec<f64> = codes
+        .map(|(i, &code)| f64::from(code) * f64::from(scales[i / form.block_len()]))
+        .collect();
+    let buffer = step.route(gpu);
+    let routing = buffer.of(step.n_tokens());
+    assert!(ops::takes_halves_of_experts(gpu, &x, &routing, ty));
+    let activation = JOINING[0];
+    let rows = exact.chunks_exact(n_in).zip(&choices.of_row);
+    let expected = rows.map(|(x, (_, expert))| {
+        let sides = gate.product(x, *expert).into_iter();
+        let sides = sides.zip(up.product(x, *expert));
+        let gated = |((gate, of_gate), (up, size_up)): ((f64, f64), (f64, f64))| {
+            let size = of_gate.max(gate.abs()) * size_up.max(up.abs() + 1.0);
+            (activated(activation, gate) * of_up(activation, up), size)
+        };
+        sides.map(gated).collect::<Vec<_>>()
+    });
+    let expected: Vec<Vec<(f64, f64)>> = expected.collect();
+    let found = any_order(|| {
+        let [out, beside] = [0; 2].map(|_| gpu.upload(&vec![0.0f32; max_rows * n_out]).unwrap());
+        let gated = ExpertGated {
+            sides: [gate.product_of_rows(), up.product_of_rows()],
+            activation,
+            out: out.as_slice(),
+        };
+        ops::expert_gated_products(gpu, &x, &routing, &gated, beside.as_slice()).unwrap();
+        let rows = 0..choices.of_row.len() * n_out;
+        gpu.read(out.as_slice::<f32>().part(rows)).unwrap()
+    });
+    let what = format!("{} {} {shape:?} {n_in}", common::name(gpu), ty.name());
+    assert_rows(&found, &expected, (0.0, HALF_BOUND), &what);
+}
+
+for_each_format!(products_in_f16);
+
+fn products_in_f16(ty: GgmlType) {
+    let n_in = 160usize.next_multiple_of(ty.block_len());
+    let has_units = |gpu: &Gpu| {
+        matches!(gpu.target(), "sm_90a" | "host-nv") && act_format(ty) != ActFormat::F32
+    };
+    for gpu in common::gpus_of(ty).filter(has_units) {
+        let loads = match ty {
+            GgmlType::Q4_K => &HALF_LOADS[..],
+            _ => &HALF_LOADS[..2],
+        };
+        for &load in loads {
+            check_in_f16(&gpu, ty, load, n_in);
         }
     }
 }

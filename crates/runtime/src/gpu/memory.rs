@@ -8,7 +8,7 @@ use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, K
 
 use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
-use rocmforge_plan::{ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId};
+use rocmforge_plan::{ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount};
 
 /// Positions whose rotations are computed at once.
 const ROPE_ROWS: usize = 1024;
@@ -60,9 +60,16 @@ impl Memory {
             let n_values = info.rows.rows(max_rows, max_logits) * info.width;
             Ok((*info, gpu.alloc::<f32>(n_values)?))
         });
+        let most_experts = router_shapes(plan).flatten().map(|[n, _]| n).max();
         let acts = plan.acts.iter().map(|info| {
             let n_rows = info.rows.rows(max_rows, max_logits);
-            let acts = ActsBuffer::new(gpu, info.format, n_rows, info.width)?;
+            let n_experts = match info.rows {
+                RowCount::Choices { .. } => most_experts,
+                RowCount::Heads { n_heads } => Some(n_heads),
+                RowCount::Tokens | RowCount::Logits => None,
+            };
+            let shape = [n_rows, info.width];
+            let acts = ActsBuffer::of_experts(gpu, info.format, shape, n_experts)?;
             Ok((*info, acts))
         });
         let layers = plan.kv.iter().map(|spec| {
@@ -188,8 +195,15 @@ fn clear(gpu: &Gpu, states: Slice<'_, f32>) -> Result<(), GpuError> {
 
 /// Allocates each expert routing for steps of up to `max_rows` tokens.
 fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer>, GpuError> {
-    let all = (0..plan.n_routings).map(|id| {
-        let shape = plan.ops.iter().find_map(|op| match *op {
+    // A routing that is never written is never read.
+    let of = |shape: Option<_>| RoutingBuffer::new(gpu, shape.unwrap_or([1, 1]), max_rows);
+    router_shapes(plan).map(of).collect()
+}
+
+/// Experts, and those of a token, of each expert routing; `None` if it is never written.
+fn router_shapes(plan: &Plan) -> impl Iterator<Item = Option<[usize; 2]>> {
+    (0..plan.n_routings).map(|id| {
+        plan.ops.iter().find_map(|op| match *op {
             Op::Route {
                 logits,
                 router,
@@ -200,11 +214,8 @@ fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer
                 Some([n_experts, router.n_used])
             }
             _ => None,
-        });
-        // A routing that is never written is never read.
-        RoutingBuffer::new(gpu, shape.unwrap_or([1, 1]), max_rows)
-    });
-    all.collect()
+        })
+    })
 }
 
 /// Allocates a routing to heads for each number of heads that have matrices of their own.

@@ -27,21 +27,10 @@ impl Stepwise for GpuBackend {
         }
     }
 
-    fn takes_halves(&self, _index: usize, op: &Op, batch: &Batch) -> bool {
-        let (x, weights) = match op {
-            Op::MatMul { x, weight, .. } => (x, vec![*weight]),
-            Op::MatMuls { x, products } => {
-                let weights = products.iter().map(|(linear, _)| linear.weight);
-                (x, weights.collect())
-            }
-            Op::GatedMatMul { x, gate, up, .. } => (x, vec![gate.weight, up.weight]),
-            _ => return false,
-        };
-        let x = self.memory.acts(*x, &StepShape::of(batch, Chooser::Best));
-        let types = weights.iter().map(|&weight| self.weights.matrix(weight).ty);
-        types
-            .into_iter()
-            .any(|ty| ops::takes_halves(&self.gpu, &x, ty))
+    fn takes_halves(&self, index: usize, batch: &Batch) -> bool {
+        let shape = StepShape::of(batch, Chooser::Best);
+        let mut ops = self.plan.ops[self.stage(index).ops()].iter();
+        ops.any(|op| self.is_in_halves(op, &shape))
     }
 
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
@@ -108,6 +97,26 @@ impl Stepwise for GpuBackend {
 }
 
 impl GpuBackend {
+    /// Whether an operation rounds weights and activations to f16 in a step of `shape`.
+    fn is_in_halves(&self, op: &Op, shape: &StepShape) -> bool {
+        let Some(x) = op.acts_read() else {
+            return false;
+        };
+        let (gpu, x) = (&self.gpu, self.memory.acts(x, shape));
+        let routing = match *op {
+            Op::ExpertMatMul { routing, .. } => Some(self.memory.routing(routing, shape)),
+            Op::HeadMatMul { n_heads, .. } => Some(self.memory.heads(n_heads, shape)),
+            _ => None,
+        };
+        op.matrices().into_iter().any(|weight| {
+            let ty = self.weights.matrix(weight).ty;
+            match &routing {
+                Some(routing) => ops::takes_halves_of_experts(gpu, &x, routing, ty),
+                None => ops::takes_halves(gpu, &x, ty),
+            }
+        })
+    }
+
     /// Reads a buffer of a step of `batch`.
     pub(crate) fn values(&self, id: BufferId, batch: &Batch) -> Result<Vec<f32>, GpuError> {
         let shape = StepShape::of(batch, Chooser::Best);

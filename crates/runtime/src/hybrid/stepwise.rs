@@ -94,10 +94,10 @@ impl Stepwise for HybridBackend {
         }
     }
 
-    fn takes_halves(&self, index: usize, op: &Op, batch: &Batch) -> bool {
+    fn takes_halves(&self, index: usize, batch: &Batch) -> bool {
         match self.place(index) {
             (Side::Cpu, _) => false,
-            (Side::Gpu, own) => self.gpu.takes_halves(own, op, batch),
+            (Side::Gpu, own) => self.gpu.takes_halves(own, batch),
         }
     }
 

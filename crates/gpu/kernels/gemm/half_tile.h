@@ -1,0 +1,7 @@
+// Where the f16 activations of an expert's tile are (half_acts.hip, gemm/half.h).
+#pragma once
+#include "experts.h"
+
+// The first octet of rows of tile `at` of the list. Octets of tiles do not meet: one that begins within eight rows has a
+// further octet.
+DEV u32 first_octet(const ExpertTile& tile, u32 at) { return tile.first_row / 8 + at; }
