@@ -247,17 +247,24 @@ fn products_in_f16_pass_the_check() {
         id: Some("host:nv".parse().unwrap()),
         ..GpuConfig::default()
     };
-    let device = with(&hopper, GpuLayers::Count(1), Experts::WithTheirLayer);
-    let model = model("qwen3", GgmlType::Q4_K);
-    let tokens = synth::prompt(30, model.config.n_vocab);
-    let report = check::check(&model, &config(&device), &tokens, 16, Coverage::Distinct).unwrap();
-    let failures: Vec<&OpCheck> = report.failures().collect();
-    assert!(failures.is_empty(), "{failures:#?}");
-    let in_f16 = report
-        .checks
-        .iter()
-        .filter(|check| check.bound == check::HALF_BOUND);
-    assert!(in_f16.count() > 0);
+    for (name, op) in [
+        ("qwen3", "matmul"),
+        ("qwen3moe", "expert_matmul"),
+        ("deepseek2", "head_matmul"),
+    ] {
+        let device = with(&hopper, GpuLayers::Count(1), Experts::WithTheirLayer);
+        let model = model(name, GgmlType::Q4_K);
+        let tokens = synth::prompt(30, model.config.n_vocab);
+        let report =
+            check::check(&model, &config(&device), &tokens, 16, Coverage::Distinct).unwrap();
+        let failures: Vec<&OpCheck> = report.failures().collect();
+        assert!(failures.is_empty(), "{name}: {failures:#?}");
+        let mut in_f16 = report.checks.iter();
+        assert!(
+            in_f16.any(|check| check.bound == check::HALF_BOUND && check.op == op),
+            "{name}"
+        );
+    }
 }
 
 #[test]

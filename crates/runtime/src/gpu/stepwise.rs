@@ -109,7 +109,7 @@ impl GpuBackend {
             _ => None,
         };
         op.matrices().into_iter().any(|weight| {
-            let ty = self.weights.matrix(weight).ty;
+            let ty = self.weights.ty(weight);
             match &routing {
                 Some(routing) => ops::takes_halves_of_experts(gpu, &x, routing, ty),
                 None => ops::takes_halves(gpu, &x, ty),

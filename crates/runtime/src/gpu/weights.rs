@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{Buffer, ExpertMatrices, Gpu, Matrix, Slice, Uploader, chunk_bytes, ops};
 
 use crate::error::RuntimeError;
@@ -189,6 +190,11 @@ impl DeviceWeights {
             vectors: places,
             vector_data,
         })
+    }
+
+    /// Returns the type of a matrix, or of those of all experts.
+    pub(crate) fn ty(&self, id: WeightId) -> GgmlType {
+        self.matrices[&id].ty
     }
 
     /// Returns a matrix.
