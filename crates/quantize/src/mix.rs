@@ -130,7 +130,13 @@ pub(crate) struct ModelFacts {
 
 impl ModelFacts {
     pub(super) fn read(gguf: &Gguf) -> Result<ModelFacts, QuantizeError> {
-        let metadata = gguf.metadata();
+        ModelFacts::of(gguf.metadata(), gguf.tensors())
+    }
+
+    pub(crate) fn of(
+        metadata: &Metadata,
+        tensors: &[TensorInfo],
+    ) -> Result<ModelFacts, QuantizeError> {
         let arch = metadata.str("general.architecture")?.to_string();
         let fact = |key: &str| first_u32(metadata, &format!("{arch}.{key}"));
         let n_layers = fact("block_count")?.unwrap_or(0);
@@ -148,8 +154,8 @@ impl ModelFacts {
             n_experts: fact("expert_count")?.unwrap_or(0),
             gqa: n_heads.checked_div(n_kv_heads).unwrap_or(0),
             is_70b,
-            n_v: gguf.tensors().iter().filter(like_v).count(),
-            is_tied: gguf.tensor("output.weight").is_none(),
+            n_v: tensors.iter().filter(like_v).count(),
+            is_tied: tensors.iter().all(|tensor| tensor.name != "output.weight"),
             arch,
         })
     }

@@ -1,31 +1,24 @@
 //! Synthetic models: the shapes of released models with random weights. Speed and memory use are those of the released
-//! model, and logits are finite and comparable between backends; the generated text is meaningless.
-//!
-//! Writing one takes little longer than writing its bytes: each tensor consists of runs of blocks from a small stock,
-//! quantized once from normally distributed values with the tensor's variance.
+//! model, and logits are finite and comparable between backends; the generated text is meaningless. A [`Draft`] is such a
+//! model of any architecture.
 
+mod draft;
 mod named;
 mod shapes;
 mod tensors;
 
-use std::collections::HashMap;
 use std::io::Write;
 
-use rocmforge_gguf::quant::quantize_rows;
-use rocmforge_gguf::{Error, GgmlType, OwnedValue, TensorInfo, Writer};
+use rocmforge_gguf::{OwnedValue, Writer};
 
 use crate::error::QuantizeError;
 use crate::mix::ModelFacts;
 use crate::options::QuantizeOptions;
-use crate::plan::{TensorPlan, choose_types};
+use crate::plan::TensorPlan;
 
-pub use named::SyntheticError;
+pub use draft::{Draft, Tensor, Values};
+pub use named::{SyntheticError, types_of};
 pub use shapes::{SHAPES, Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear};
-
-/// Number of values in a stock.
-const STOCK: usize = 1 << 20;
-/// Maximum length of a run of blocks taken from a stock, in bytes.
-const RUN_BYTES: usize = 64 << 10;
 
 /// A synthetic model to write or open.
 #[derive(Debug)]
@@ -39,59 +32,13 @@ pub struct Synthetic {
     pub metadata: Vec<(String, OwnedValue)>,
 }
 
-/// The distribution of a tensor's values.
-#[derive(Clone, Copy)]
-enum Values {
-    /// Normal with variance `1 / row length`.
-    Matrix,
-    /// Uniform within `reach` of `mean`.
-    Vector { mean: f32, reach: f32 },
-    /// RoPE frequency factors.
-    RopeFreqs,
-}
-
-struct Tensor {
-    info: TensorInfo,
-    values: Values,
-}
-
 impl Synthetic {
     /// Writes the GGUF file, with the same bytes every time.
     ///
     /// # Errors
     /// If the tensors cannot have the types chosen, or `out` returns an error.
     pub fn write(&self, out: impl Write) -> Result<(), QuantizeError> {
-        let tensors = self.tensors();
-        let (writer, plans) = self.declared(&tensors)?;
-        let mut stream = writer.stream(out)?;
-        let mut random = Random::new(1);
-        let mut stocks: HashMap<(GgmlType, u64), Vec<u8>> = HashMap::new();
-        for (plan, tensor) in plans.iter().zip(&tensors) {
-            if !matches!(tensor.values, Values::Matrix) {
-                let values = vector(tensor, &mut random);
-                let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-                stream.write(&bytes)?;
-                continue;
-            }
-            let row_len = tensor.info.row_len();
-            let stock = match stocks.entry((plan.to, row_len)) {
-                std::collections::hash_map::Entry::Occupied(stock) => stock.into_mut(),
-                std::collections::hash_map::Entry::Vacant(place) => {
-                    place.insert(new_stock(plan.to, row_len, &mut random)?)
-                }
-            };
-            let block = plan.to.block_bytes();
-            let n_stock = stock.len() / block;
-            let mut left = plan.bytes as usize / block;
-            while left > 0 {
-                let n = left.min(RUN_BYTES / block);
-                let first = random.below(n_stock - n);
-                stream.write(&stock[first * block..][..n * block])?;
-                left -= n;
-            }
-        }
-        stream.finish()?;
-        Ok(())
+        self.draft()?.write(out)
     }
 
     /// Returns the size of the file in bytes.
@@ -99,7 +46,7 @@ impl Synthetic {
     /// # Errors
     /// If the tensors cannot have the types chosen.
     pub fn file_bytes(&self) -> Result<u64, QuantizeError> {
-        Ok(self.declared(&self.tensors())?.0.file_bytes()?)
+        self.draft()?.file_bytes()
     }
 
     /// Returns the type of each tensor, with the type it replaces if rows are not whole blocks of that one.
@@ -107,21 +54,20 @@ impl Synthetic {
     /// # Errors
     /// If the tensors cannot have the types chosen.
     pub fn plan(&self) -> Result<Vec<TensorPlan>, QuantizeError> {
-        Ok(self.declared(&self.tensors())?.1)
+        Ok(self.draft()?.plan().to_vec())
     }
 
-    /// Returns a writer with all tensors declared, and their plans.
-    fn declared(
-        &self,
-        tensors: &[Tensor],
-    ) -> Result<(Writer<'static>, Vec<TensorPlan>), QuantizeError> {
-        let infos: Vec<TensorInfo> = tensors.iter().map(|tensor| tensor.info.clone()).collect();
-        let plans = choose_types(&self.facts(), &infos, &self.types)?;
-        let mut writer = self.header();
-        for plan in &plans {
-            writer.declare_tensor(&plan.name, &plan.dims, plan.to)?;
-        }
-        Ok((writer, plans))
+    /// Returns the model with the type of each tensor chosen.
+    ///
+    /// # Errors
+    /// If the tensors cannot have the types chosen.
+    pub fn draft(&self) -> Result<Draft, QuantizeError> {
+        Draft::of(
+            &self.facts(),
+            self.header(),
+            tensors::all(&self.of_layers()),
+            &self.types,
+        )
     }
 
     fn n_layers(&self) -> usize {
@@ -190,10 +136,6 @@ impl Synthetic {
         w
     }
 
-    fn tensors(&self) -> Vec<Tensor> {
-        tensors::all(&self.of_layers())
-    }
-
     /// Returns the shape with as many layers as the model has.
     fn of_layers(&self) -> Shape {
         Shape {
@@ -203,68 +145,11 @@ impl Synthetic {
     }
 }
 
-fn vector(tensor: &Tensor, random: &mut Random) -> Vec<f32> {
-    let n = tensor.info.n_elements() as usize;
-    match tensor.values {
-        Values::Vector { mean, reach } => (0..n)
-            .map(|_| mean + reach * (2.0 * random.unit() - 1.0))
-            .collect(),
-        // Llama 3 keeps high frequencies and divides low ones by 8.
-        Values::RopeFreqs | Values::Matrix => (0..n)
-            .map(|i| match (4 * i / n, n) {
-                (0 | 1, _) => 1.0,
-                (2, _) => 1.0 + 7.0 * (4 * i - 2 * n) as f32 / n as f32,
-                _ => 8.0,
-            })
-            .collect(),
-    }
-}
-
-/// Returns blocks of normally distributed values of variance `1 / row_len`.
-fn new_stock(ty: GgmlType, row_len: u64, random: &mut Random) -> Result<Vec<u8>, Error> {
-    let spread = 1.0 / (row_len as f32).sqrt();
-    let values: Vec<f32> = (0..STOCK).map(|_| spread * random.normal()).collect();
-    let mut blocks = vec![0; STOCK / ty.block_len() * ty.block_bytes()];
-    quantize_rows(ty, &values, ty.block_len().max(256), None, &mut blocks)?;
-    Ok(blocks)
-}
-
-/// The splitmix64 random number generator.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a number in `0.0..1.0`.
-    fn unit(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 24) as f32
-    }
-
-    /// Returns a number in `0..n`.
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-
-    /// Returns a sum of twelve uniform numbers, which is nearly normal.
-    fn normal(&mut self) -> f32 {
-        (0..12).map(|_| self.unit()).sum::<f32>() - 6.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use rocmforge_gguf::Gguf;
+    use rocmforge_gguf::{GgmlType, Gguf};
     use rocmforge_model::Model;
 
     use super::*;

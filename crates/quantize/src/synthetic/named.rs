@@ -6,7 +6,7 @@ use rocmforge_cpu::memory::available_bytes;
 use rocmforge_gguf::quant::can_quantize;
 use rocmforge_gguf::{GgmlType, Gguf, shown};
 
-use super::{SHAPES, Shape, Synthetic};
+use super::{Draft, SHAPES, Shape, Synthetic};
 use crate::error::QuantizeError;
 use crate::file_type::FileType;
 use crate::options::{QuantizeOptions, TypeRule};
@@ -50,14 +50,18 @@ impl FromStr for Synthetic {
         })?;
         Ok(Synthetic {
             shape,
-            types: options(types)?,
+            types: types_of(types)?,
             n_layers: None,
             metadata: Vec::new(),
         })
     }
 }
 
-fn options(types: &str) -> Result<QuantizeOptions, SyntheticError> {
+/// Returns the types of a model's tensors: those of a file type, or a tensor type for all matrices.
+///
+/// # Errors
+/// If there is no such type.
+pub fn types_of(types: &str) -> Result<QuantizeOptions, SyntheticError> {
     let mixes = || FileType::ALL.iter().filter(|ty| **ty != FileType::COPY);
     if let Some(file_type) = FileType::from_name(types)
         && file_type != FileType::COPY
@@ -91,13 +95,23 @@ impl Synthetic {
     /// # Errors
     /// If memory for the weights is missing, or the tensors cannot have the types chosen.
     pub fn open(&self) -> Result<Gguf, SyntheticError> {
-        self.open_within(available_bytes())
+        self.draft()?.open(self.shape.name)
+    }
+}
+
+impl Draft {
+    /// Creates the model in memory; errors call it `name`.
+    ///
+    /// # Errors
+    /// If memory for the weights is missing.
+    pub fn open(&self, name: &str) -> Result<Gguf, SyntheticError> {
+        self.open_within(name, available_bytes())
     }
 
-    fn open_within(&self, free: Option<u64>) -> Result<Gguf, SyntheticError> {
+    fn open_within(&self, name: &str, free: Option<u64>) -> Result<Gguf, SyntheticError> {
         let needed = self.file_bytes()?;
         let no_memory = |free: u64| SyntheticError::NoMemory {
-            name: self.shape.name.to_string(),
+            name: name.to_string(),
             needed_mib: needed >> 20,
             free_mib: free >> 20,
         };
@@ -153,7 +167,9 @@ mod tests {
     #[test]
     fn checks_memory_before_writing() {
         let model: Synthetic = "llama-3.1-70b:Q8_0".parse().unwrap();
-        let error = model.open_within(Some(1 << 30)).unwrap_err().to_string();
+        let draft = model.draft().unwrap();
+        let error = draft.open_within("it", Some(1 << 30)).unwrap_err();
+        let error = error.to_string();
         // 70.6 billion weights at 34 bytes per 32.
         assert!(
             error.contains("1024 MiB are free") && error.contains("71"),

@@ -1,6 +1,6 @@
 //! Tensors and metadata of a synthetic model: what its architecture needs, under GGUF's names.
 
-use rocmforge_gguf::{GgmlType, TensorInfo, Writer};
+use rocmforge_gguf::Writer;
 
 use super::shapes::{Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear};
 use super::{Tensor, Values};
@@ -428,16 +428,9 @@ impl List<'_> {
     }
 
     fn add(&mut self, name: &str, dims: &[usize], values: Values) {
-        let n_elements: usize = dims.iter().product();
         self.tensors.push(Tensor {
-            info: TensorInfo {
-                name: name.to_string(),
-                dims: dims.iter().map(|&dim| dim as u64).collect(),
-                ty: GgmlType::F32,
-                offset: 0,
-                n_bytes: (n_elements * size_of::<f32>()) as u64,
-                part: 0,
-            },
+            name: name.to_string(),
+            dims: dims.iter().map(|&dim| dim as u64).collect(),
             values,
         });
     }
