@@ -10,10 +10,13 @@ mod gemma3n;
 mod gemma4;
 mod gpt_oss;
 mod latent;
+mod outline;
 mod recurrent;
 
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
+
+pub use outline::{Outline, OutlineTensor, Values};
 
 /// Model names: architectures, `olmo3` (`olmo2` with windows and YaRN), `mixtral` (`llama` with experts), and
 /// `deepseek2_old` (`deepseek2` with the heads' matrices in one tensor, queries of low rank, and no YaRN).
@@ -163,15 +166,10 @@ pub fn model_of(
             _ => [HEAD_DIM; 2],
         };
         let mut model = Synth {
-            writer: Writer::new(arch),
-            name,
-            arch,
-            ty,
-            n_layers,
             head_dims,
+            ..Synth::new((name, arch), ty, n_layers)
         };
-        model.facts(name);
-        model.vocabulary();
+        model.begin(name);
         model.tensors(name)?;
         Ok(model.writer)
     };
@@ -203,9 +201,39 @@ struct Synth {
     n_layers: usize,
     /// Values per head of K and V.
     head_dims: [usize; 2],
+    /// Where tensors are listed, instead of filled.
+    listed: Option<Vec<OutlineTensor>>,
 }
 
 impl Synth {
+    fn new((name, arch): (&'static str, &'static str), ty: GgmlType, n_layers: usize) -> Synth {
+        Synth {
+            writer: Writer::new(arch),
+            name,
+            arch,
+            ty,
+            n_layers,
+            head_dims: [HEAD_DIM; 2],
+            listed: None,
+        }
+    }
+
+    /// Adds the metadata of the model `name`.
+    fn begin(&mut self, name: &str) {
+        self.facts(name);
+        self.vocabulary();
+    }
+
+    /// Returns the model without its weights: the metadata, and what `tensors` adds.
+    fn outline(mut self, tensors: impl FnOnce(&mut Synth) -> Result<(), Error>) -> Outline {
+        self.listed = Some(Vec::new());
+        tensors(&mut self).expect("tensors that are listed are not written");
+        Outline {
+            header: self.writer,
+            tensors: self.listed.unwrap_or_default(),
+        }
+    }
+
     fn set(&mut self, key: &str, value: impl Into<OwnedValue>) {
         self.writer.set(&format!("{}.{key}", self.arch), value);
     }
@@ -264,7 +292,7 @@ impl Synth {
                 self.set("rope.scaling.original_context_length", 256u32);
             }
             "gemma4" | "gemma4_wide" | "gemma4_moe" => self.gemma4_facts(),
-            "gemma3n" => self.gemma3n_facts(),
+            "gemma3n" | gemma3n::E2B => self.gemma3n_facts(),
             "gpt_oss" => self.gpt_oss_facts(),
             "mistral3" => {
                 self.set("attention.temperature_scale", 0.5f32);
@@ -336,9 +364,10 @@ impl Synth {
     }
 
     fn tensors(&mut self, name: &str) -> Result<(), Error> {
-        self.matrix("token_embd.weight", N_VOCAB, N_EMBD)?;
+        let n_embd = self.n_embd();
+        self.matrix("token_embd.weight", N_VOCAB, n_embd)?;
         if !matches!(
-            name,
+            self.arch,
             "granite"
                 | "smollm3"
                 | "gemma2"
@@ -346,14 +375,12 @@ impl Synth {
                 | "gpt2"
                 | "starcoder2"
                 | "gemma4"
-                | "gemma4_wide"
-                | "gemma4_moe"
                 | "gemma3n"
         ) {
             self.matrix("output.weight", N_VOCAB, N_EMBD)?;
             self.scale("output")?;
         }
-        self.norm("output_norm", N_EMBD)?;
+        self.norm("output_norm", n_embd)?;
         if name == "gpt2" {
             self.matrix("position_embd.weight", N_CTX, N_EMBD)?;
         }
@@ -439,11 +466,9 @@ impl Synth {
 
     /// Adds a router's matrix. The logits clearly favour some experts, so that rounding changes no choice.
     fn router(&mut self, name: &str, [n_experts, n_embd]: [usize; 2]) -> Result<(), Error> {
-        let values = uniform(name, n_experts * n_embd, 0.0, 0.4);
-        let dims = [n_embd as u64, n_experts as u64];
-        self.writer
-            .add_tensor_f32(name, &dims, GgmlType::F32, &values)?;
-        Ok(())
+        // As many favours in wide models as in those of 256 values.
+        let reach = 0.4 * (256.0 / n_embd.max(256) as f32).sqrt();
+        self.floats(name, &[n_embd, n_experts], (0.0, reach))
     }
 
     /// Adds the matrices of experts, with values of variance `1 / n_in`.
@@ -452,10 +477,7 @@ impl Synth {
         name: &str,
         [n_experts, n_out, n_in]: [usize; 3],
     ) -> Result<(), Error> {
-        let dims = [n_in as u64, n_out as u64, n_experts as u64];
-        let reach = (3.0 / n_in as f64).sqrt() as f32;
-        let values = uniform(name, n_in * n_out * n_experts, 0.0, reach);
-        self.add(name, &dims, &values)
+        self.tensor(name, &[n_in, n_out, n_experts], Values::Matrix)
     }
 
     fn attention(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
@@ -534,10 +556,60 @@ impl Synth {
 
     /// Adds a matrix `[n_out, n_in]` with values of variance `1 / n_in`.
     fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<(), Error> {
-        let reach = (3.0 / n_in as f64).sqrt() as f32;
-        let values = uniform(name, n_out * n_in, 0.0, reach);
-        let dims = [n_in as u64, n_out as u64];
-        self.add(name, &dims, &values)
+        self.tensor(name, &[n_in, n_out], Values::Matrix)
+    }
+
+    /// Adds `len` values within `reach` of `mean`.
+    fn vector(&mut self, name: &str, len: usize, mean: f32, reach: f32) -> Result<(), Error> {
+        self.floats(name, &[len], (mean, reach))
+    }
+
+    /// As [`Synth::vector`], of `n_rows` vectors of `len` values.
+    fn rows(
+        &mut self,
+        name: &str,
+        [n_rows, len]: [usize; 2],
+        mean: f32,
+        reach: f32,
+    ) -> Result<(), Error> {
+        self.floats(name, &[len, n_rows], (mean, reach))
+    }
+
+    /// Adds a tensor in F32 of values within `reach` of `mean`, with the dimensions in the file's order.
+    fn floats(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        (mean, reach): (f32, f32),
+    ) -> Result<(), Error> {
+        self.tensor(name, dims, Values::Floats { mean, reach })
+    }
+
+    /// Adds a tensor, with the dimensions in the file's order.
+    fn tensor(&mut self, name: &str, dims: &[usize], values: Values) -> Result<(), Error> {
+        let n: usize = dims.iter().product();
+        let row_len = dims[0];
+        let dims: Vec<u64> = dims.iter().map(|&dim| dim as u64).collect();
+        if let Some(listed) = &mut self.listed {
+            listed.push(OutlineTensor {
+                name: name.to_owned(),
+                dims,
+                values,
+            });
+            return Ok(());
+        }
+        match values {
+            Values::Floats { mean, reach } => {
+                let values = uniform(name, n, mean, reach);
+                self.writer
+                    .add_tensor_f32(name, &dims, GgmlType::F32, &values)?;
+                Ok(())
+            }
+            Values::Matrix => {
+                let reach = (3.0 / row_len as f64).sqrt() as f32;
+                self.add(name, &dims, &uniform(name, n, 0.0, reach))
+            }
+        }
     }
 
     /// Adds a tensor of the model's type, in Q8_0 if its rows are not whole blocks of that type.
@@ -555,29 +627,6 @@ impl Synth {
             }
             added => drop(added?),
         }
-        Ok(())
-    }
-
-    /// Adds `len` values within `reach` of `mean`.
-    fn vector(&mut self, name: &str, len: usize, mean: f32, reach: f32) -> Result<(), Error> {
-        let values = uniform(name, len, mean, reach);
-        self.writer
-            .add_tensor_f32(name, &[len as u64], GgmlType::F32, &values)?;
-        Ok(())
-    }
-
-    /// As [`Synth::vector`], of `n_rows` vectors of `len` values.
-    fn rows(
-        &mut self,
-        name: &str,
-        [n_rows, len]: [usize; 2],
-        mean: f32,
-        reach: f32,
-    ) -> Result<(), Error> {
-        let values = uniform(name, n_rows * len, mean, reach);
-        let dims = [len as u64, n_rows as u64];
-        self.writer
-            .add_tensor_f32(name, &dims, GgmlType::F32, &values)?;
         Ok(())
     }
 }

@@ -176,12 +176,8 @@ pub fn architecture(name: &str) -> Option<&'static str> {
 impl Shape {
     fn write(&self, ty: GgmlType) -> Result<Writer<'static>, Error> {
         let mut model = Synth {
-            writer: Writer::new(self.arch),
-            name: self.name,
-            arch: self.arch,
-            ty,
-            n_layers: self.n_layers,
             head_dims: [self.heads[2]; 2],
+            ..Synth::new((self.name, self.arch), ty, self.n_layers)
         };
         self.facts(&mut model);
         model.vocabulary();

@@ -1,12 +1,13 @@
 //! Random models of further architectures: a row of the table says what a family's layers and files have.
 
 mod rows;
+pub mod widths;
 
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
 use super::latent::Latent;
 use super::recurrent::{Kind, Recurrent};
-use super::{N_VOCAB, Synth};
+use super::{N_VOCAB, Outline, Synth};
 use rows::rows;
 
 /// Names of the models: architectures, some of them in a second shape.
@@ -102,6 +103,8 @@ struct Row {
     mixture: Option<Mixture>,
     output: Output,
     keys: &'static [(&'static str, Key)],
+    /// Keys of a released model, some of them in place of those above.
+    released: &'static [(&'static str, Key)],
     /// Keys without the architecture's name.
     unprefixed: &'static [(&'static str, Key)],
     prompts: &'static [usize],
@@ -220,18 +223,26 @@ impl Mixture {
 
 impl Row {
     fn write(&self, ty: GgmlType, n_layers: usize) -> Result<Writer<'static>, Error> {
+        let mut model = self.begin(ty, n_layers);
+        self.tensors(&mut model)?;
+        Ok(model.writer)
+    }
+
+    /// Returns what [`Row::write`] would write, without the weights.
+    fn outline(&self) -> Outline {
+        let model = self.begin(GgmlType::F32, self.n_layers);
+        model.outline(|model| self.tensors(model))
+    }
+
+    /// Returns the model with its metadata, and without tensors.
+    fn begin(&self, ty: GgmlType, n_layers: usize) -> Synth {
         let mut model = Synth {
-            writer: Writer::new(self.arch),
-            name: self.name,
-            arch: self.arch,
-            ty,
-            n_layers,
             head_dims: [self.heads[2]; 2],
+            ..Synth::new((self.name, self.arch), ty, n_layers)
         };
         self.facts(&mut model);
         model.vocabulary();
-        self.tensors(&mut model)?;
-        Ok(model.writer)
+        model
     }
 
     fn facts(&self, model: &mut Synth) {
@@ -318,7 +329,7 @@ impl Row {
             model.set("expert_feed_forward_length", experts.n_ff as u32);
         }
         let n_layers = model.n_layers + self.n_nextn;
-        for (key, value) in self.keys {
+        for (key, value) in self.keys.iter().chain(self.released) {
             model.set(key, value.of(n_layers));
         }
         for (key, value) in self.unprefixed {

@@ -4,22 +4,73 @@
 
 use rocmforge_gguf::{Error, GgmlType};
 
-use super::{N_EMBD, N_VOCAB, Synth, uniform};
+use super::{N_EMBD, N_VOCAB, Outline, Synth};
 
 const N_STREAMS: usize = 4;
 /// Values of the input of each layer.
 const N_INPUTS: usize = 256;
 const RANK: usize = 64;
-const N_HEADS: usize = 4;
-const N_KV_HEADS: usize = 2;
-const HEAD_DIM: usize = 64;
-const N_FF: usize = 256;
 /// Layers with a KV cache of their own.
 const N_CACHES: usize = 20;
 const N_SPARSE: usize = 10;
 
+/// What differs between the small model and a released one.
+struct Widths {
+    n_embd: usize,
+    n_ff: usize,
+    /// Query heads, heads of K and V, values per head.
+    heads: [usize; 3],
+    window: usize,
+}
+
+const SMALL: Widths = Widths {
+    n_embd: N_EMBD,
+    n_ff: 256,
+    heads: [4, 2, 64],
+    window: 20,
+};
+
+/// The name of the model in the widths of Gemma 3n E2B.
+pub(super) const E2B: &str = "gemma-3n-e2b";
+/// Its layers of which the last has no window.
+const E2B_LAYERS: usize = 5;
+pub(super) const E2B_WINDOW: usize = 512;
+
+/// Returns the model [`E2B`] without its weights.
+pub(super) fn outline() -> Outline {
+    let mut model = Synth::new((E2B, "gemma3n"), GgmlType::F32, E2B_LAYERS);
+    model.begin(E2B);
+    model.outline(|model| model.tensors(E2B))
+}
+
 impl Synth {
+    fn gemma3n(&self) -> Widths {
+        match self.name {
+            E2B => Widths {
+                n_embd: 2048,
+                n_ff: 8192,
+                heads: [8, 2, 256],
+                window: E2B_WINDOW,
+            },
+            _ => SMALL,
+        }
+    }
+
+    /// Width of the embedding.
+    pub(super) fn n_embd(&self) -> usize {
+        match self.arch {
+            "gemma3n" => self.gemma3n().n_embd,
+            _ => N_EMBD,
+        }
+    }
+
     pub(super) fn gemma3n_facts(&mut self) {
+        let Widths {
+            n_embd,
+            n_ff,
+            heads: [n_heads, n_kv_heads, head_dim],
+            window,
+        } = self.gemma3n();
         let layers = 0..self.n_layers;
         let windows: Vec<bool> = layers.clone().map(|layer| layer % 5 < 4).collect();
         let sparsity = layers.map(|layer| match layer < N_SPARSE {
@@ -27,15 +78,16 @@ impl Synth {
             false => f32::NEG_INFINITY,
         });
         let sparsity: Vec<f32> = sparsity.collect();
-        self.set("attention.head_count", N_HEADS as u32);
-        self.set("attention.head_count_kv", N_KV_HEADS as u32);
-        self.set("attention.key_length", HEAD_DIM as u32);
-        self.set("attention.value_length", HEAD_DIM as u32);
-        self.set("attention.sliding_window", 20u32);
+        self.set("embedding_length", n_embd as u32);
+        self.set("attention.head_count", n_heads as u32);
+        self.set("attention.head_count_kv", n_kv_heads as u32);
+        self.set("attention.key_length", head_dim as u32);
+        self.set("attention.value_length", head_dim as u32);
+        self.set("attention.sliding_window", window as u32);
         self.set("attention.sliding_window_pattern", windows);
         let n_shared = self.n_layers.saturating_sub(N_CACHES);
         self.set("attention.shared_kv_layers", n_shared as u32);
-        self.set("feed_forward_length", vec![N_FF as i32; self.n_layers]);
+        self.set("feed_forward_length", vec![n_ff as i32; self.n_layers]);
         self.set("rope.freq_base", 1_000_000f32);
         self.set("altup.active_idx", 0u32);
         self.set("altup.num_inputs", N_STREAMS as u32);
@@ -44,24 +96,31 @@ impl Synth {
     }
 
     pub(super) fn gemma3n_inputs(&mut self) -> Result<(), Error> {
+        let n_embd = self.n_embd();
         let width = N_INPUTS * self.n_layers;
         self.matrix("per_layer_token_embd.weight", N_VOCAB, width)?;
-        self.matrix("per_layer_model_proj.weight", width, N_EMBD)?;
+        self.matrix("per_layer_model_proj.weight", width, n_embd)?;
         self.vector("per_layer_proj_norm.weight", N_INPUTS, 1.0, 0.3)?;
-        let shape = [N_STREAMS - 1, N_EMBD, N_EMBD];
+        let shape = [N_STREAMS - 1, n_embd, n_embd];
         self.expert_matrices("altup_proj.weight", shape)?;
         self.expert_matrices("altup_unembd_proj.weight", shape)
     }
 
     pub(super) fn gemma3n_layer(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
-        let (n_q, n_kv) = (N_HEADS * HEAD_DIM, N_KV_HEADS * HEAD_DIM);
+        let Widths {
+            n_embd,
+            n_ff,
+            heads: [n_heads, n_kv_heads, head_dim],
+            ..
+        } = self.gemma3n();
+        let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
         for norm in [
             "attn_norm",
             "ffn_norm",
             "altup_router_norm",
             "altup_correct_scale",
         ] {
-            self.norm(&tensor(norm), N_EMBD)?;
+            self.norm(&tensor(norm), n_embd)?;
         }
         // Small additions to the streams: with larger ones, rounding errors would double in each of the many layers.
         for norm in [
@@ -71,30 +130,30 @@ impl Synth {
             "laurel_post_norm",
         ] {
             let norm = format!("{}.weight", tensor(norm));
-            self.vector(&norm, N_EMBD, 0.25, 0.1)?;
+            self.vector(&norm, n_embd, 0.25, 0.1)?;
         }
         // Scores are not scaled, and would be so large that a single position had all the weight.
-        let mean = 1.5 / (HEAD_DIM as f32).sqrt();
-        self.vector(&tensor("attn_q_norm.weight"), HEAD_DIM, mean, 0.3 * mean)?;
-        self.norm(&tensor("attn_k_norm"), HEAD_DIM)?;
+        let mean = 1.5 / (head_dim as f32).sqrt();
+        self.vector(&tensor("attn_q_norm.weight"), head_dim, mean, 0.3 * mean)?;
+        self.norm(&tensor("attn_k_norm"), head_dim)?;
         for (name, n_out, n_in) in [
-            ("attn_q", n_q, N_EMBD),
-            ("attn_k", n_kv, N_EMBD),
-            ("attn_v", n_kv, N_EMBD),
-            ("attn_output", N_EMBD, n_q),
-            ("ffn_gate", N_FF, N_EMBD),
-            ("ffn_up", N_FF, N_EMBD),
-            ("ffn_down", N_EMBD, N_FF),
-            ("inp_gate", N_INPUTS, N_EMBD),
-            ("proj", N_EMBD, N_INPUTS),
-            ("laurel_l", RANK, N_EMBD),
-            ("laurel_r", N_EMBD, RANK),
+            ("attn_q", n_q, n_embd),
+            ("attn_k", n_kv, n_embd),
+            ("attn_v", n_kv, n_embd),
+            ("attn_output", n_embd, n_q),
+            ("ffn_gate", n_ff, n_embd),
+            ("ffn_up", n_ff, n_embd),
+            ("ffn_down", n_embd, n_ff),
+            ("inp_gate", N_INPUTS, n_embd),
+            ("proj", n_embd, N_INPUTS),
+            ("laurel_l", RANK, n_embd),
+            ("laurel_r", n_embd, RANK),
         ] {
             self.linear(&tensor(name), n_out, n_in)?;
         }
         // Its input is divided by its width.
-        let reach = (3.0 * N_EMBD as f32).sqrt();
-        self.small(&tensor("altup_router.weight"), [N_STREAMS, N_EMBD], reach)?;
+        let reach = (3.0 * n_embd as f32).sqrt();
+        self.small(&tensor("altup_router.weight"), [N_STREAMS, n_embd], reach)?;
         let n_pairs = N_STREAMS * N_STREAMS;
         self.small(
             &tensor("altup_predict_coef.weight"),
@@ -106,10 +165,6 @@ impl Synth {
 
     /// Adds a matrix in F32, as converters do for small ones.
     fn small(&mut self, name: &str, [n_out, n_in]: [usize; 2], reach: f32) -> Result<(), Error> {
-        let values = uniform(name, n_out * n_in, 0.0, reach);
-        let dims = [n_in as u64, n_out as u64];
-        self.writer
-            .add_tensor_f32(name, &dims, GgmlType::F32, &values)?;
-        Ok(())
+        self.floats(name, &[n_in, n_out], (0.0, reach))
     }
 }

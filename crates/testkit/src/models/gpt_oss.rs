@@ -1,8 +1,8 @@
 //! gpt-oss: sinks, windows in every other layer, biases everywhere, experts with a clamped SwiGLU.
 
-use rocmforge_gguf::{Error, GgmlType};
+use rocmforge_gguf::Error;
 
-use super::{EXPERT_N_FF, N_EMBD, N_EXPERTS, N_HEADS, Synth, uniform};
+use super::{EXPERT_N_FF, N_EMBD, N_EXPERTS, N_HEADS, Synth};
 
 const HEAD_DIM: usize = 64;
 const N_KV_HEADS: usize = 1;
@@ -42,12 +42,8 @@ impl Synth {
             ("ffn_up_exps.bias", EXPERT_N_FF),
             ("ffn_down_exps.bias", N_EMBD),
         ] {
-            let name = tensor(name);
             // Wide enough that the clamps of both sides of SwiGLU matter.
-            let values = uniform(&name, n_out * N_EXPERTS, 0.0, 8.0);
-            let dims = [n_out as u64, N_EXPERTS as u64];
-            self.writer
-                .add_tensor_f32(&name, &dims, GgmlType::F32, &values)?;
+            self.rows(&tensor(name), [N_EXPERTS, n_out], 0.0, 8.0)?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use rocmforge_gguf::Error;
 
-use super::{EXPERT_N_FF, N_EMBD, N_HEADS, Synth, uniform};
+use super::{EXPERT_N_FF, N_EMBD, N_HEADS, Synth, Values};
 
 /// Shape of latent attention.
 #[derive(Clone, Copy)]
@@ -164,10 +164,8 @@ impl Synth {
                     ("attn_k_b.weight", kv_rank, n_plain),
                     ("attn_v_b.weight", v_dim, kv_rank),
                 ] {
-                    let reach = (3.0 / n_in as f64).sqrt() as f32;
-                    let values = uniform(&tensor(name), n_in * n_out * n_heads, 0.0, reach);
-                    let dims = [n_in as u64, n_out as u64, n_heads as u64];
-                    self.add(&tensor(name), &dims, &values)?;
+                    let dims = [n_in, n_out, n_heads];
+                    self.tensor(&tensor(name), &dims, Values::Matrix)?;
                 }
             }
             HeadMatrices::Joined => {

@@ -1,8 +1,8 @@
 //! Layers with states in place of attention: short convolutions, gated delta nets, Mamba-2.
 
-use rocmforge_gguf::{Error, GgmlType};
+use rocmforge_gguf::Error;
 
-use super::{Synth, uniform};
+use super::Synth;
 
 /// Layers with states.
 #[derive(Clone, Copy)]
@@ -115,19 +115,5 @@ impl Synth {
             }
             _ => self.matrix(&tensor("ssm_ba.weight"), 2 * n_heads, n_embd),
         }
-    }
-
-    /// Adds a tensor in F32 around `mean`, with the dimensions in the file's order.
-    fn floats(
-        &mut self,
-        name: &str,
-        dims: &[usize],
-        (mean, reach): (f32, f32),
-    ) -> Result<(), Error> {
-        let values = uniform(name, dims.iter().product(), mean, reach);
-        let dims: Vec<u64> = dims.iter().map(|&dim| dim as u64).collect();
-        self.writer
-            .add_tensor_f32(name, &dims, GgmlType::F32, &values)?;
-        Ok(())
     }
 }

@@ -37,6 +37,7 @@ const LLAMA: Row = Row {
     mixture: None,
     output: Output::Own,
     keys: &[],
+    released: &[],
     unprefixed: &[],
     prompts: &[1, 33, 130],
 };
