@@ -13,20 +13,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use rocmforge_engine::{
     Device, Engine, EngineConfig, Event, KvTokens, PromptOutput, Request, RequestId,
 };
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
 use rocmforge_plan::{KvType, TokenLogprob};
-use rocmforge_quantize::synthetic::Synthetic;
+use rocmforge_quantize::synthetic::{Draft, Synthetic};
 use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Offload, OpenOptions, Variants};
 
 use self::reference::{Expected, ExpectedRow, on_cpu};
 use self::rows::{Difference, Row};
 use crate::compare_llama::bound;
 use crate::gen_model::prompt;
+use crate::released;
 
 /// The bound with an 8-bit KV cache: a key between two codes becomes either, which changes all that follows. `rocmforge
 /// check` tests each operation by itself.
@@ -43,7 +44,7 @@ pub(crate) struct Args {
     /// A model with random weights, generated in memory as `gen-synthetic` writes it; may be repeated
     #[arg(long, value_name = "SHAPE:TYPE")]
     synthetic: Vec<String>,
-    /// Layers of the synthetic models [default: all of the shape]
+    /// Layers of the synthetic models [default: all of the shape; models that are not in the list of shapes have few]
     #[arg(long, requires = "synthetic", value_name = "N")]
     layers: Option<usize>,
     /// The GPU, such as cuda:0, hip:0 or host
@@ -134,11 +135,8 @@ impl Subject {
             Subject::File(path) => return open_file(path),
             Subject::Synthetic(name, n_layers) => (name, *n_layers),
         };
-        let synthetic = Synthetic {
-            n_layers,
-            ..name.parse()?
-        };
-        for tensor in synthetic.plan()? {
+        let draft = synthetic(name, n_layers)?;
+        for tensor in draft.plan() {
             if let Some(wanted) = tensor.instead_of {
                 println!(
                     "note: {} is {} instead of {}, since its rows of {} are not whole blocks",
@@ -149,8 +147,21 @@ impl Subject {
                 );
             }
         }
-        Ok(synthetic.open()?)
+        Ok(draft.open(name)?)
     }
+}
+
+/// Returns the random model `SHAPE:TYPE`, where the shape may also be one of few layers.
+fn synthetic(name: &str, n_layers: Option<usize>) -> Result<Draft> {
+    if let Some(draft) = released::draft(name)? {
+        ensure!(n_layers.is_none(), "the layers of {name} cannot be chosen");
+        return Ok(draft);
+    }
+    let synthetic = Synthetic {
+        n_layers,
+        ..name.parse()?
+    };
+    Ok(synthetic.draft()?)
 }
 
 fn open_file(path: &Path) -> Result<Gguf> {

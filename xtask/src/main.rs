@@ -15,6 +15,7 @@ mod mix_golden;
 mod models_md;
 mod python;
 mod quant_errors;
+mod released;
 mod routing_golden;
 mod shift_golden;
 mod template_golden;

@@ -1,5 +1,7 @@
-//! The part `archs`: every architecture in every type against the CPU backend, several comparisons at once.
+//! The part `archs`: every architecture in every type against the CPU backend, several comparisons at once. `--shapes
+//! families` are those without a shape of their own, in few layers of the widths of released models.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -10,6 +12,7 @@ use std::thread;
 use anyhow::{Result, ensure};
 use rocmforge_gguf::GgmlType;
 use rocmforge_quantize::synthetic::Shape;
+use rocmforge_testkit::models::families::widths;
 
 use super::models::types;
 use super::proof::{Proof, Words as _, log, run as run_command};
@@ -47,27 +50,73 @@ pub(super) fn all_types() -> Vec<String> {
     formats.map(name).collect()
 }
 
+/// The name for all models of [`widths`], and the types in which they are compared.
+const FAMILIES: &str = "families";
+const FAMILY_TYPES: [&str; 2] = ["Q8_0", "Q4_K"];
+
 /// Tokens of each prompt.
-const N_TOKENS: &str = "17";
-const BATCHES: [&str; 2] = ["1", "4"];
+const N_TOKENS: usize = 17;
+const BATCHES: [usize; 2] = [1, 4];
+/// The longest windows for which there is a prompt that is longer.
+const MAX_WINDOW: usize = 512;
+
+/// Returns the lengths of a model's prompts.
+fn lengths(shape: &str) -> Vec<usize> {
+    let window = widths::window(shape).filter(|&window| window <= MAX_WINDOW);
+    let longer = window.map(|window| window + N_TOKENS);
+    [N_TOKENS].into_iter().chain(longer).collect()
+}
+
+fn join(numbers: &[usize]) -> String {
+    let words: Vec<String> = numbers.iter().map(usize::to_string).collect();
+    words.join(",")
+}
+
+/// Returns the models to compare, `SHAPE:TYPE`.
+fn models(proof: &Proof) -> Vec<String> {
+    let mut shapes: Vec<&str> = Vec::new();
+    for shape in &proof.args.shapes {
+        match shape.as_str() {
+            FAMILIES => shapes.extend(largest_first()),
+            shape => shapes.push(shape),
+        }
+    }
+    if shapes.is_empty() {
+        shapes = SHAPES.to_vec();
+    }
+    let (of_families, of_shapes) = (types(proof, &FAMILY_TYPES), types(proof, &all_types()));
+    let mut models = Vec::new();
+    for shape in shapes {
+        let types = match widths::names().any(|name| name == shape) {
+            true => &of_families,
+            false => &of_shapes,
+        };
+        models.extend(types.iter().map(|ty| format!("{shape}:{ty}")));
+    }
+    models
+}
+
+/// Returns the models of [`widths`], so that no large one is left to run alone.
+fn largest_first() -> Vec<&'static str> {
+    let n_weights = |name: &&str| {
+        let tensors = widths::outline(name).map_or(Vec::new(), |outline| outline.tensors);
+        let n: u64 = tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum();
+        Reverse(n)
+    };
+    let mut names: Vec<&str> = widths::names().collect();
+    names.sort_by_cached_key(n_weights);
+    names
+}
 
 pub(super) fn run(proof: &mut Proof) -> Result<()> {
     let logs = proof.results.join("archs");
     fs::create_dir_all(&logs)?;
-    let shapes: Vec<String> = match proof.args.shapes.as_slice() {
-        [] => SHAPES.map(String::from).to_vec(),
-        shapes => shapes.to_vec(),
-    };
-    let types = types(proof, &all_types());
-    let mut models = Vec::new();
-    for shape in &shapes {
-        models.extend(types.iter().map(|ty| format!("{shape}:{ty}")));
-    }
+    let models = models(proof);
     let jobs = proof.args.jobs.unwrap_or_else(jobs_for_this_machine).max(1);
     println!(
-        "{jobs} at once; errors are the worst of batches of 1 and 4 prompts of {N_TOKENS} tokens, and of 16 tokens decoded\n\
-         after each; rerouted counts the tokens (of 165) that are left out, since a router nearly tied and took another\n\
-         expert\n{:<18} {:<7} {:>10} {:>10} {:>7} {:>9} {:>9}",
+        "{jobs} at once; errors are the worst of batches of 1 and 4 prompts of {N_TOKENS} tokens (and of some that are longer\n\
+         than a short window), and of 16 tokens decoded after each; rerouted counts the tokens that are left out, since a\n\
+         router nearly tied and took another expert\n{:<26} {:<7} {:>10} {:>10} {:>7} {:>9} {:>9}",
         "shape", "type", "prompt", "decode", "bound", "same ids", "rerouted"
     );
     let next = AtomicUsize::new(0);
@@ -81,7 +130,7 @@ pub(super) fn run(proof: &mut Proof) -> Result<()> {
                     let text = fs::read_to_string(&log).unwrap_or_default();
                     let summary = Summary::new(model, &text);
                     let mut failed = failed.lock().expect("nothing panics with the lock");
-                    if status.is_ok() && summary.is_complete() {
+                    if status.is_ok() && summary.is_complete(&lengths(shape_of(model))) {
                         println!("{}", summary.row(model, "ok"));
                     } else {
                         println!("{}", summary.row(model, "FAILED"));
@@ -112,28 +161,28 @@ fn compare(proof: &Proof, model: &str, path: &Path) -> Result<()> {
     let mut command = proof.with_image(Command::new("timeout"));
     command.words("-k 5").arg(proof.args.limit.to_string());
     command.arg(compare.get_program()).args(compare.get_args());
-    let layers = proof.args.layers.max(interval(model));
-    command.words(&format!(
-        "--synthetic {model} --layers {layers} --threads 1"
-    ));
-    command.words(&format!(
-        "--tokens {N_TOKENS} --batch {}",
-        BATCHES.join(",")
-    ));
+    let shape = shape_of(model);
+    command.words(&format!("--synthetic {model} --threads 1"));
+    if let Some(shape) = Shape::find(shape) {
+        // As many that one of each kind is among them.
+        let interval = shape.linear.map_or(1, |linear| linear.interval);
+        let layers = proof.args.layers.max(interval);
+        command.words(&format!("--layers {layers}"));
+    }
+    command.args(["--tokens", &join(&lengths(shape))]);
+    command.args(["--batch", &join(&BATCHES)]);
     run_command(log(&mut command, path)?)
 }
 
-/// Layers of which one of each kind is among them.
-fn interval(model: &str) -> usize {
-    let shape = model.split(':').next().and_then(Shape::find);
-    let linear = shape.and_then(|shape| shape.linear);
-    linear.map_or(1, |linear| linear.interval)
+fn shape_of(model: &str) -> &str {
+    model.split(':').next().unwrap_or(model)
 }
 
 /// What the output of `compare-devices` says of a model.
 #[derive(Debug, Default)]
 struct Summary {
-    batches: Vec<String>,
+    /// Tokens and prompts of each.
+    batches: Vec<[usize; 2]>,
     /// The worst of all batches; `None` without any.
     prompt: Option<f64>,
     decode: Option<f64>,
@@ -160,20 +209,21 @@ impl Summary {
                 }
             } else {
                 let fields: Vec<&str> = line.split_whitespace().collect();
-                if fields.first() == Some(&model) && fields.get(1) == Some(&N_TOKENS) {
+                if fields.first() == Some(&model) {
                     // A line cut short has no complete row.
-                    let _ = summary.add(&fields[2..]);
+                    let _ = summary.add(&fields[1..]);
                 }
             }
         }
         summary
     }
 
-    /// Adds a row: batch, errors of prompt and decode, bound, same ids of all, rerouted of all.
+    /// Adds a row: tokens, batch, errors of prompt and decode, bound, same ids of all, rerouted of all.
     fn add(&mut self, fields: &[&str]) -> Option<()> {
-        let [batch, prompt, decode, bound, same, rerouted, ..] = fields else {
+        let [tokens, batch, prompt, decode, bound, same, rerouted, ..] = fields else {
             return None;
         };
+        let batch = [tokens.parse().ok()?, batch.parse().ok()?];
         let (n_same, n_decoded) = same.split_once('/')?;
         self.n_same += n_same.parse::<usize>().ok()?;
         self.n_decoded += n_decoded.parse::<usize>().ok()?;
@@ -181,13 +231,17 @@ impl Summary {
         self.prompt = Some(worse(self.prompt, prompt.parse().ok()?));
         self.decode = Some(worse(self.decode, decode.parse().ok()?));
         self.bound = bound.to_string();
-        self.batches.push(batch.to_string());
+        self.batches.push(batch);
         Some(())
     }
 
-    /// Whether there is a row for each batch.
-    fn is_complete(&self) -> bool {
-        self.batches == BATCHES
+    /// Whether there is a row for each batch of prompts of these lengths.
+    fn is_complete(&self, lengths: &[usize]) -> bool {
+        let of_length = |&n: &usize| BATCHES.map(|n_prompts| [n, n_prompts]);
+        self.batches
+            .iter()
+            .copied()
+            .eq(lengths.iter().flat_map(of_length))
     }
 
     fn row(&self, model: &str, verdict: &str) -> String {
@@ -196,7 +250,7 @@ impl Summary {
         let same = format!("{}/{}", self.n_same, self.n_decoded);
         let notes: String = self.notes.iter().map(|note| format!("; {note}")).collect();
         format!(
-            "{shape:<18} {ty:<7} {:>10} {:>10} {:>7} {same:>9} {:>9}  {verdict}{notes}",
+            "{shape:<26} {ty:<7} {:>10} {:>10} {:>7} {same:>9} {:>9}  {verdict}{notes}",
             error(self.prompt),
             error(self.decode),
             self.bound,
@@ -260,7 +314,7 @@ mod tests {
              gpt2:Q6_K  17  4  3.00e-6  1.00e-5  5e-3  63/64  2/132  (CPU 1.0s, all 2.0s)\n"
         );
         let summary = Summary::new("gpt2:Q6_K", &log);
-        assert!(summary.is_complete());
+        assert!(summary.is_complete(&[17]) && !summary.is_complete(&[17, 40]));
         assert_eq!((summary.prompt, summary.decode), (Some(3e-6), Some(2e-5)));
         assert_eq!(
             (summary.n_same, summary.n_decoded, summary.n_rerouted),
@@ -269,7 +323,7 @@ mod tests {
         assert_eq!(summary.notes, ["attn_k.weight is Q8_0 instead of Q6_K"]);
         let row = summary.row("gpt2:Q6_K", "ok");
         assert!(
-            row.starts_with("gpt2               Q6_K       3.00e-6    2.00e-5"),
+            row.starts_with("gpt2                       Q6_K       3.00e-6    2.00e-5"),
             "{row}"
         );
     }
@@ -280,7 +334,7 @@ mod tests {
             "gpt2:F16",
             "gpt2:F16 17 1 NaN 1.00e-6 1e-5 1/1 0/1\ngpt2:F16 17 4 1.0",
         );
-        assert!(!summary.is_complete());
+        assert!(!summary.is_complete(&[17]));
         assert!(summary.prompt.unwrap().is_nan());
         assert!(worse(Some(f64::NAN), 1.0).is_nan() && worse(Some(1.0), f64::NAN).is_nan());
         let row = Summary::new("gpt2:F16", "").row("gpt2:F16", "FAILED");

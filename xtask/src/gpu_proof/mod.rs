@@ -76,7 +76,8 @@ pub struct RunArgs {
     /// Weight types of archs, golden and logits [default: each part's own]
     #[arg(long, value_name = "TYPE,...", value_delimiter = ',')]
     types: Vec<String>,
-    /// Model shapes of archs [default: one of each architecture and kind of MoE model]
+    /// Model shapes of archs; `families` are the architectures without a shape, in widths of released models [default: one
+    /// of each architecture and kind of MoE model]
     #[arg(long, value_name = "SHAPE,...", value_delimiter = ',')]
     shapes: Vec<String>,
     /// Layers of each model of archs
