@@ -220,12 +220,11 @@ fn in_f32(gguf: &Gguf, name: &str) -> Result<PathBuf> {
 const GELU_IN_F16: f64 = 1e-6;
 /// The same where layers have gates with GELU between them.
 const GELU_OF_GATES: f64 = 1e-5;
-/// Architectures with GELU.
-const WITH_GELU: [&str; 8] = [
+/// Other architectures with GELU.
+const WITH_GELU: [&str; 7] = [
     "gemma",
     "gemma2",
     "gemma3",
-    "gemma3n",
     "gpt2",
     "starcoder2",
     "phi2",
@@ -237,7 +236,7 @@ const WITH_GELU: [&str; 8] = [
 pub(crate) fn bound(gguf: &Gguf) -> f64 {
     let arch = gguf.metadata().str("general.architecture").unwrap_or("");
     let least = match arch {
-        "gemma4" => GELU_OF_GATES,
+        "gemma3n" | "gemma4" => GELU_OF_GATES,
         arch if WITH_GELU.contains(&arch) => GELU_IN_F16,
         _ => 0.0,
     };
