@@ -481,26 +481,38 @@ fn unscaled_block<S: Simd, F: Format>(
     let sums = s.splat_i16x2(sums, t);
     let min = match F::OFFSET {
         Offset::Min => {
-            s.to_f32(s.dot_i16(s.zero_i32(), s.repeat_i16(&of_halves::<F>(half, 1)), sums))
+            let ones = s.repeat_i16(&const { of_halves::<F>(1) }[half]);
+            s.to_f32(s.dot_i16(s.zero_i32(), ones, sums))
         }
         Offset::None | Offset::Power { .. } => s.splat(0.0),
     };
     let dot = match const { offset::<S, F>() } {
-        Offset::Power { log2 } => {
-            s.dot_i16(dot, s.repeat_i16(&of_halves::<F>(half, -(1 << log2))), sums)
+        Offset::Power { .. } => {
+            let powers = s.repeat_i16(&const { of_halves::<F>(power::<S, F>()) }[half]);
+            s.dot_i16(dot, powers, sums)
         }
         Offset::None | Offset::Min => dot,
     };
     BlockDot { dot, min }
 }
 
-/// `factor` for the halves of 32 activations that belong to a block: the half `half` of a block of one group, or both.
-#[inline(always)]
-fn of_halves<F: Format>(half: usize, factor: i16) -> [i16; 8] {
-    let mut factors = [factor; 8];
+/// The factor of the sums of activations in [`Offset::Power`].
+const fn power<S: SimdBytes, F: Format>() -> i16 {
+    match offset::<S, F>() {
+        Offset::Power { log2 } => -(1 << log2),
+        Offset::None | Offset::Min => 0,
+    }
+}
+
+/// For each half of 32 activations, `factor` for those that belong to a block: of a block of one group only that half,
+/// else both. A table, since a vector made when the half is known takes longer than the products.
+const fn of_halves<F: Format>(factor: i16) -> [[i16; 8]; 2] {
+    let mut factors = [[factor; 8]; 2];
     if F::GROUPS == 1 {
-        for pair in factors.as_chunks_mut::<2>().0 {
-            pair[1 - half] = 0;
+        let mut i = 0;
+        while i < 8 {
+            factors[1 - i % 2][i] = 0;
+            i += 1;
         }
     }
     factors
