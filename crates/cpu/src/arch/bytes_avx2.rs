@@ -75,6 +75,29 @@ impl SimdBytes for Avx2 {
     }
 
     #[inline(always)]
+    fn quads16<B>(self, rows: &[&B; 8], i: usize, words: impl Fn(&B) -> [u32; 4]) -> __m256i {
+        let (low, high) = (words(rows[i]), words(rows[i + 4]));
+        values!(eight(low, high))
+    }
+
+    #[inline(always)]
+    fn look_up<const N: usize>(self, table: &[u64; N], index: __m256i, k: usize) -> __m256i {
+        values!({
+            let [a, b] = two_of(table, _mm256_castsi256_si128(index), k);
+            let [c, d] = two_of(table, _mm256_extracti128_si256::<1>(index), k);
+            _mm256_setr_epi64x(a, b, c, d)
+        })
+    }
+
+    #[inline(always)]
+    fn look_up_quads<const N: usize>(self, table: &[u32; N], index: __m256i, k: usize) -> __m256i {
+        values!({
+            let low = four_of(table, _mm256_castsi256_si128(index), k);
+            eight(low, four_of(table, _mm256_extracti128_si256::<1>(index), k))
+        })
+    }
+
+    #[inline(always)]
     fn f16_of<B>(self, rows: &[&B; 8], field: impl Fn(&B) -> u16) -> __m256 {
         let at = |i: usize| field(rows[i]) as i16;
         let (a, b, c, d) = (at(0), at(1), at(2), at(3));
@@ -190,8 +213,8 @@ impl SimdBytes for Avx2 {
     }
 
     #[inline(always)]
-    fn at_least_u8(self, a: __m256i, b: __m256i) -> __m256i {
-        values!(_mm256_cmpeq_epi8(_mm256_max_epu8(a, b), a))
+    fn above_i8(self, a: __m256i, b: __m256i) -> __m256i {
+        values!(_mm256_cmpgt_epi8(a, b))
     }
 
     #[inline(always)]
@@ -212,6 +235,11 @@ impl SimdBytes for Avx2 {
     #[inline(always)]
     fn shl(self, a: __m256i, n: u32) -> __m256i {
         values!(_mm256_sll_epi16(a, _mm_cvtsi32_si128(n as i32)))
+    }
+
+    #[inline(always)]
+    fn shl_32(self, a: __m256i, n: u32) -> __m256i {
+        values!(_mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32)))
     }
 
     #[inline(always)]
@@ -371,6 +399,45 @@ impl SimdBytes for Avx2 {
     fn to_f32(self, a: __m256i) -> __m256 {
         values!(_mm256_cvtepi32_ps(a))
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn eight([a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]) -> __m256i {
+    let (a, b, c, d) = (a as i32, b as i32, c as i32, d as i32);
+    let (e, f, g, h) = (e as i32, f as i32, g as i32, h as i32);
+    _mm256_setr_epi32(a, b, c, d, e, f, g, h)
+}
+
+/// Entries of `table` by the 16-bit places `2 * k` and `2 * k + 1` of `index`, modulo `N`. `N` is a power of two.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn two_of<const N: usize>(table: &[u64; N], index: __m128i, k: usize) -> [i64; 2] {
+    let places = match k {
+        0 => _mm_extract_epi32::<0>(index),
+        1 => _mm_extract_epi32::<1>(index),
+        2 => _mm_extract_epi32::<2>(index),
+        _ => _mm_extract_epi32::<3>(index),
+    } as u32;
+    let (a, b) = ((places & 0xffff) as usize, (places >> 16) as usize);
+    [table[a & (N - 1)] as i64, table[b & (N - 1)] as i64]
+}
+
+/// Entries of `table` by the 16-bit places from `4 * k` on of `index`, modulo `N`. `N` is a power of two.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn four_of<const N: usize>(table: &[u32; N], index: __m128i, k: usize) -> [u32; 4] {
+    let places = match k {
+        0 => _mm_extract_epi64::<0>(index),
+        _ => _mm_extract_epi64::<1>(index),
+    } as usize;
+    let (a, b, c, d) = (places, places >> 16, places >> 32, places >> 48);
+    [
+        table[a & (N - 1)],
+        table[b & (N - 1)],
+        table[c & (N - 1)],
+        table[d & (N - 1)],
+    ]
 }
 
 impl Quantize for Avx2 {

@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 
 use rocmforge_gguf::quant::plain;
 
+use super::bytes_avx2::{four_of, two_of};
 use super::{Avx2, Avx512};
 use crate::generic::bytes::{Quantize, SimdBytes};
 
@@ -97,6 +98,33 @@ impl SimdBytes for Avx512 {
         let (a, b, c, d) = (a as i64, b as i64, c as i64, d as i64);
         let (e, f, g, h) = (e as i64, f as i64, g as i64, h as i64);
         values!(_mm512_set_epi64(h, g, f, e, d, c, b, a))
+    }
+
+    #[inline(always)]
+    fn quads16<B>(self, rows: &[&B; 16], i: usize, words: impl Fn(&B) -> [u32; 4]) -> __m512i {
+        let [a, b] = [words(rows[i]), words(rows[i + 4])];
+        let [c, d] = [words(rows[i + 8]), words(rows[i + 12])];
+        values!(lanes([four(a), four(b), four(c), four(d)]))
+    }
+
+    #[inline(always)]
+    fn look_up<const N: usize>(self, table: &[u64; N], index: __m512i, k: usize) -> __m512i {
+        values!({
+            let [first, second, third, fourth] = parts(index);
+            let ([a, b], [c, d]) = (two_of(table, first, k), two_of(table, second, k));
+            let ([e, f], [g, h]) = (two_of(table, third, k), two_of(table, fourth, k));
+            _mm512_setr_epi64(a, b, c, d, e, f, g, h)
+        })
+    }
+
+    #[inline(always)]
+    fn look_up_quads<const N: usize>(self, table: &[u32; N], index: __m512i, k: usize) -> __m512i {
+        values!({
+            let [a, b, c, d] = parts(index);
+            let [a, b] = [four(four_of(table, a, k)), four(four_of(table, b, k))];
+            let [c, d] = [four(four_of(table, c, k)), four(four_of(table, d, k))];
+            lanes([a, b, c, d])
+        })
     }
 
     #[inline(always)]
@@ -233,8 +261,8 @@ impl SimdBytes for Avx512 {
     }
 
     #[inline(always)]
-    fn at_least_u8(self, a: __m512i, b: __m512i) -> __m512i {
-        values!(_mm512_movm_epi8(_mm512_cmpge_epu8_mask(a, b)))
+    fn above_i8(self, a: __m512i, b: __m512i) -> __m512i {
+        values!(_mm512_movm_epi8(_mm512_cmpgt_epi8_mask(a, b)))
     }
 
     #[inline(always)]
@@ -255,6 +283,11 @@ impl SimdBytes for Avx512 {
     #[inline(always)]
     fn shl(self, a: __m512i, n: u32) -> __m512i {
         values!(_mm512_sll_epi16(a, _mm_cvtsi32_si128(n as i32)))
+    }
+
+    #[inline(always)]
+    fn shl_32(self, a: __m512i, n: u32) -> __m512i {
+        values!(_mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)))
     }
 
     #[inline(always)]
@@ -412,6 +445,32 @@ impl SimdBytes for Avx512 {
     fn to_f32(self, a: __m512i) -> __m512 {
         values!(_mm512_cvtepi32_ps(a))
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn four([a, b, c, d]: [u32; 4]) -> __m128i {
+    _mm_setr_epi32(a as i32, b as i32, c as i32, d as i32)
+}
+
+/// Joins four lanes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn lanes([a, b, c, d]: [__m128i; 4]) -> __m512i {
+    let v = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(a), b);
+    _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(v, c), d)
+}
+
+/// The inverse of [`lanes`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn parts(a: __m512i) -> [__m128i; 4] {
+    [
+        _mm512_castsi512_si128(a),
+        _mm512_extracti32x4_epi32::<1>(a),
+        _mm512_extracti32x4_epi32::<2>(a),
+        _mm512_extracti32x4_epi32::<3>(a),
+    ]
 }
 
 /// Returns the same vectors, but forces all of them to be computed first.

@@ -53,6 +53,24 @@ pub(crate) trait SimdBytes: SimdF32 {
         i: usize,
         words: impl Fn(&B) -> [u64; 2],
     ) -> Self::Bytes;
+    /// [`SimdBytes::words16`] with four words.
+    fn quads16<B>(
+        self,
+        rows: &Self::Rows<'_, B>,
+        i: usize,
+        words: impl Fn(&B) -> [u32; 4],
+    ) -> Self::Bytes;
+    /// Looks up two words for each lane, by the 16-bit places `2 * k` and `2 * k + 1` of `index`, modulo `N`. `N` is a
+    /// power of two, `k` below 4.
+    fn look_up<const N: usize>(self, table: &[u64; N], index: Self::Bytes, k: usize)
+    -> Self::Bytes;
+    /// [`SimdBytes::look_up`] with four words, by the places from `4 * k` on; `k` is below 2.
+    fn look_up_quads<const N: usize>(
+        self,
+        table: &[u32; N],
+        index: Self::Bytes,
+        k: usize,
+    ) -> Self::Bytes;
     /// Converts the field of each row, the bits of an IEEE half.
     fn f16_of<B>(self, rows: &Self::Rows<'_, B>, field: impl Fn(&B) -> u16) -> Self::F32;
     /// Loads the field of each row.
@@ -95,8 +113,8 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn add_u8(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// a - b in bytes, without borrows.
     fn sub_u8(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// 255 for bytes of `a` that are at least those of `b`, as u8, else 0.
-    fn at_least_u8(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// 255 for bytes of `a` that are greater than those of `b`, as i8, else 0.
+    fn above_i8(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// Takes bytes of `a` and `b` in turns, from the low and from the high 8 bytes of each lane.
     fn interleave_u8(self, a: Self::Bytes, b: Self::Bytes) -> [Self::Bytes; 2];
     /// [`SimdBytes::interleave_u8`] for 16-bit places.
@@ -105,6 +123,8 @@ pub(crate) trait SimdBytes: SimdF32 {
     fn shr(self, a: Self::Bytes, n: u32) -> Self::Bytes;
     /// Shifts 16-bit places left by `n`.
     fn shl(self, a: Self::Bytes, n: u32) -> Self::Bytes;
+    /// Shifts 32-bit places left by `n`.
+    fn shl_32(self, a: Self::Bytes, n: u32) -> Self::Bytes;
     /// a - b in i16.
     fn sub_i16(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// 255 for bytes of `a` in which all bits of `mask` are set, else 0.

@@ -10,6 +10,9 @@ use crate::generic::format::{Codes, Format, Offset, Scales, at};
 /// The definitions common to all blocks of 256: four chunks of four groups.
 macro_rules! block_of_256 {
     ($block:ty, per_scale: $per_scale:literal) => {
+        block_of_256!($block, per_scale: $per_scale, chunk: 4);
+    };
+    ($block:ty, per_scale: $per_scale:literal, chunk: $chunk:literal) => {
         type Block = $block;
         const GROUPS: usize = 16;
         const GROUPS_PER_SCALE: usize = $per_scale;
@@ -18,8 +21,8 @@ macro_rules! block_of_256 {
         type ActSums = [i16; 16 / $per_scale];
         type PackedCodes = [[i8; 16]; 64];
         type PackedSums = [[i16; 8]; 8 / $per_scale];
-        type Chunk<V: Copy> = [V; 4];
-        const CHUNKS: usize = 4;
+        type Chunk<V: Copy> = [V; $chunk];
+        const CHUNKS: usize = 16 / $chunk;
     };
 }
 

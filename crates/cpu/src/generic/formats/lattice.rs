@@ -33,7 +33,17 @@ trait Groups: Lattice {
 /// The definitions common to all of these formats.
 macro_rules! lattice {
     ($block:ty, per_scale: $per_scale:literal) => {
-        block_of_256!($block, per_scale: $per_scale);
+        lattice!($block, per_scale: $per_scale, chunk: 4 of [0 1 2 3]);
+    };
+    ($block:ty, per_scale: $per_scale:literal, whole) => {
+        lattice!(
+            $block,
+            per_scale: $per_scale,
+            chunk: 16 of [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]
+        );
+    };
+    ($block:ty, per_scale: $per_scale:literal, chunk: $chunk:literal of [$($place:literal)*]) => {
+        block_of_256!($block, per_scale: $per_scale, chunk: $chunk);
         const UNSIGNED_SCALES: bool = true;
 
         #[inline(always)]
@@ -42,18 +52,13 @@ macro_rules! lattice {
             rows: &S::Rows<'_, $block>,
             i: usize,
             chunk: usize,
-        ) -> [S::Bytes; 4] {
-            [
-                <$block>::codes16(s, rows, i, 4 * chunk),
-                <$block>::codes16(s, rows, i, 4 * chunk + 1),
-                <$block>::codes16(s, rows, i, 4 * chunk + 2),
-                <$block>::codes16(s, rows, i, 4 * chunk + 3),
-            ]
+        ) -> [S::Bytes; $chunk] {
+            [$(<$block>::codes16(s, rows, i, $chunk * chunk + $place)),*]
         }
 
         #[inline(always)]
         fn group(chunk: usize, place: usize) -> usize {
-            4 * chunk + place
+            $chunk * chunk + place
         }
 
         #[inline(always)]
@@ -70,14 +75,34 @@ fn negate<S: SimdBytes>(s: S, magnitudes: S::Bytes, mask: S::Bytes) -> S::Bytes 
     s.sub_u8(s.xor(magnitudes, mask), mask)
 }
 
-/// Two words of 255 for each negative value of group `g`, of whose 32 values the lower 28 bits have the signs.
+/// Seven bits of one byte of each 32-bit place.
+static SEVENS: [[u8; 16]; 4] = {
+    let mut masks = [[0; 16]; 4];
+    let mut i = 0;
+    while i < 16 {
+        masks[i % 4][i] = 127;
+        i += 1;
+    }
+    masks
+};
+
+/// Eight bits for seven in each byte of 32-bit places: the eighth makes the number of set bits even. The lower 28 bits
+/// of a place have four times seven bits.
 #[inline(always)]
-fn masks_of_28(bits: [u8; 4], g: usize) -> [u64; 2] {
-    let two = u32::from_le_bytes(bits) >> (14 * (g % 2));
-    [
-        EVEN_MASKS[(two & 127) as usize],
-        EVEN_MASKS[(two >> 7 & 127) as usize],
-    ]
+fn even_signs<S: SimdBytes>(s: S, words: S::Bytes) -> S::Bytes {
+    let [first, second, third, fourth] = [
+        s.and(words, s.repeat_u8(&SEVENS[0])),
+        s.and(s.shl_32(words, 1), s.repeat_u8(&SEVENS[1])),
+        s.and(s.shl_32(words, 2), s.repeat_u8(&SEVENS[2])),
+        s.and(s.shl_32(words, 3), s.repeat_u8(&SEVENS[3])),
+    ];
+    let signs = s.or(s.or(first, second), s.or(third, fourth));
+    // 128 where the number of set bits of a nibble is odd.
+    let odd = s.repeat_u8(&[
+        0, 128, 128, 0, 128, 0, 0, 128, 128, 0, 0, 128, 0, 128, 128, 0,
+    ]);
+    let upper = s.and(s.shr(signs, 4), s.splat_u8(7));
+    s.or(signs, s.xor(s.shuffle(odd, signs), s.shuffle(odd, upper)))
 }
 
 /// 255 for each value of group `g` of 16 whose bit is set; `bits` has those of eight groups.
@@ -133,7 +158,11 @@ impl Groups for Iq2Xxs {
         });
         let masks = s.words16(rows, i, |b| {
             let [.., w, x, y, z] = b.qs[g / 2];
-            masks_of_28([w, x, y, z], g)
+            let two = u32::from_le_bytes([w, x, y, z]) >> (14 * (g % 2));
+            [
+                EVEN_MASKS[(two & 127) as usize],
+                EVEN_MASKS[(two >> 7 & 127) as usize],
+            ]
         });
         negate(s, magnitudes, masks)
     }
@@ -210,26 +239,20 @@ impl Format for Iq2S {
     }
 }
 
-/// Two points of four values.
-#[inline(always)]
-fn joined(low: u32, high: u32) -> u64 {
-    u64::from(low) | u64::from(high) << 32
-}
-
 impl Groups for Iq3Xxs {
     #[inline(always)]
     fn codes16<S: SimdBytes>(s: S, rows: &S::Rows<'_, Iq3Xxs>, i: usize, g: usize) -> S::Bytes {
-        let magnitudes = s.words16(rows, i, |b| {
+        let magnitudes = s.quads16(rows, i, |b| {
             let at = |k: usize| IQ3_XXS[usize::from(b.qs[4 * g + k])];
-            [joined(at(0), at(1)), joined(at(2), at(3))]
+            [at(0), at(1), at(2), at(3)]
         });
-        let masks = s.words16(rows, i, |b| masks_of_28(b.signs[g / 2], g));
-        negate(s, magnitudes, masks)
+        let words = s.load16(rows, i, |b| at(b.signs.as_bytes(), 16 * (g / 8)));
+        negate(s, magnitudes, mask_of(s, even_signs(s, words), g))
     }
 }
 
 impl Format for Iq3Xxs {
-    lattice!(Iq3Xxs, per_scale: 2);
+    lattice!(Iq3Xxs, per_scale: 2, whole);
     const CODES: Codes = Codes::Signed { max: 62 };
     const OFFSET: Offset = Offset::None;
 
@@ -239,8 +262,9 @@ impl Format for Iq3Xxs {
         let low = [
             3, 7, 11, 15, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128,
         ];
-        let mut high = low;
-        high.rotate_right(4);
+        let high = [
+            128, 128, 128, 128, 3, 7, 11, 15, 128, 128, 128, 128, 128, 128, 128, 128,
+        ];
         let four = s.load16(rows, i, |b| at(b.signs.as_bytes(), 0));
         let more = s.load16(rows, i, |b| at(b.signs.as_bytes(), 16));
         let low = s.shuffle(four, s.repeat_u8(&low));
@@ -252,12 +276,13 @@ impl Format for Iq3Xxs {
 impl Groups for Iq3S {
     #[inline(always)]
     fn codes16<S: SimdBytes>(s: S, rows: &S::Rows<'_, Iq3S>, i: usize, g: usize) -> S::Bytes {
-        let magnitudes = s.words16(rows, i, |b| {
-            // The ninth bit of an index.
-            let high = usize::from(b.qh[g / 2]) << (8 - 4 * (g % 2));
-            let at = |k: usize| IQ3_S[usize::from(b.qs[4 * g + k]) | high >> k & 256];
-            [joined(at(0), at(1)), joined(at(2), at(3))]
+        let low = s.load16(rows, i, |b| at(&b.qs, 16 * (g / 4)));
+        // The ninth bits of the indices, of which 16 make a chunk.
+        let ninth = s.load16(rows, i, |b| {
+            at(b.as_bytes(), std::mem::offset_of!(Iq3S, qh))
         });
+        let index = s.interleave_u8(low, mask_of(s, ninth, g / 4));
+        let magnitudes = s.look_up_quads(&IQ3_S, index[g % 4 / 2], g % 2);
         let signs = s.load16(rows, i, |b| at(&b.signs, 16 * (g / 8)));
         let mask = mask_of(s, signs, g);
         // 16 more, so that codes are unsigned.
@@ -267,7 +292,7 @@ impl Groups for Iq3S {
 }
 
 impl Format for Iq3S {
-    lattice!(Iq3S, per_scale: 2);
+    lattice!(Iq3S, per_scale: 2, whole);
     const CODES: Codes = Codes::Unsigned { max: 31 };
     const OFFSET: Offset = Offset::Power { log2: 4 };
 
@@ -321,27 +346,43 @@ impl Format for Iq1S {
     }
 }
 
+/// For each chunk, the places of its four bytes of `qh`, each twice.
+static PAIRS: [[u8; 16]; 4] = {
+    let mut pairs = [[0; 16]; 4];
+    let mut i = 0;
+    while i < 32 {
+        pairs[i / 8][i % 8] = (i / 2) as u8;
+        i += 1;
+    }
+    pairs
+};
+
 impl Groups for Iq1M {
     #[inline(always)]
     fn codes16<S: SimdBytes>(s: S, rows: &S::Rows<'_, Iq1M>, i: usize, g: usize) -> S::Bytes {
-        let points = s.words16(rows, i, |b| {
-            let high = usize::from(b.qh[g]);
-            [
-                IQ1_S[usize::from(b.qs[2 * g]) | (high & 7) << 8],
-                IQ1_S[usize::from(b.qs[2 * g + 1]) | (high & 0x70) << 4],
-            ]
-        });
+        // The eight points of the chunk: the lower byte of each index, and a nibble with three bits more and a direction.
+        let low = s.load16(rows, i, |b| at(b.as_bytes(), 8 * (g / 4)));
         let qh = s.load16(rows, i, |b| &b.qh);
-        let byte = s.shuffle(qh, s.splat_u8(g as u8));
-        let bit = [
-            8, 8, 8, 8, 8, 8, 8, 8, 128, 128, 128, 128, 128, 128, 128, 128,
-        ];
-        moved(s, points, s.has_bits(byte, s.repeat_u8(&bit)))
+        let pairs = s.shuffle(qh, s.repeat_u8(&PAIRS[g / 4]));
+        let even = s.repeat_u8(&[15, 0, 15, 0, 15, 0, 15, 0, 15, 0, 15, 0, 15, 0, 15, 0]);
+        let odd = s.repeat_u8(&[0, 15, 0, 15, 0, 15, 0, 15, 0, 15, 0, 15, 0, 15, 0, 15]);
+        let nibbles = s.or(s.and(pairs, even), s.and(s.shr(pairs, 4), odd));
+        let [index, _] = s.interleave_u8(low, nibbles);
+        let points = s.look_up(&IQ1_S, index, g % 4);
+        // As in [`moved`].
+        let less = s.repeat_u8(&[
+            0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf0, 0xf2, 0xf2, 0xf2, 0xf2, 0xf2, 0xf2,
+            0xf2, 0xf2,
+        ]);
+        let less = s.shuffle(less, nibbles);
+        let mut places = [2 * (g % 4) as u8; 16];
+        places[8..].fill(2 * (g % 4) as u8 + 1);
+        s.sub_u8(points, s.shuffle(less, s.repeat_u8(&places)))
     }
 }
 
 impl Format for Iq1M {
-    lattice!(Iq1M, per_scale: 1);
+    lattice!(Iq1M, per_scale: 1, whole);
     const CODES: Codes = Codes::Unsigned { max: 25 };
     const OFFSET: Offset = Offset::Power { log2: 4 };
 

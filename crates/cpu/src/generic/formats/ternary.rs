@@ -8,15 +8,15 @@ use crate::generic::format::{Codes, Format, Offset, Scales, at};
 
 /// The definitions common to both: groups in order, and an integer scale of 1.
 macro_rules! ternary {
-    ($block:ty) => {
-        block_of_256!($block, per_scale: 2);
+    ($block:ty, chunk: $chunk:literal) => {
+        block_of_256!($block, per_scale: 2, chunk: $chunk);
         const UNSIGNED_SCALES: bool = true;
         const CODES: Codes = Codes::Unsigned { max: 3 };
         const OFFSET: Offset = Offset::Power { log2: 0 };
 
         #[inline(always)]
         fn group(chunk: usize, place: usize) -> usize {
-            4 * chunk + place
+            $chunk * chunk + place
         }
 
         #[inline(always)]
@@ -35,7 +35,7 @@ macro_rules! ternary {
 }
 
 impl Format for Tq2_0 {
-    ternary!(Tq2_0);
+    ternary!(Tq2_0, chunk: 4);
 
     #[inline(always)]
     fn codes<S: SimdBytes>(
@@ -57,25 +57,16 @@ fn tripled<S: SimdBytes>(s: S, bytes: S::Bytes) -> S::Bytes {
     s.add_u8(bytes, s.add_u8(bytes, bytes))
 }
 
-/// The integer part of three times each byte as a fraction of 256.
+/// The integer part of three times each byte as a fraction of 256. Bytes are 128 more than they stand for, which
+/// [`tripled`] keeps, since comparisons are signed.
 #[inline(always)]
-fn first_digit<S: SimdBytes>(s: S, bytes: S::Bytes) -> S::Bytes {
-    let one = s.at_least_u8(bytes, s.splat_u8(86));
-    let two = s.at_least_u8(bytes, s.splat_u8(171));
+fn first_digit<S: SimdBytes>(s: S, raised: S::Bytes) -> S::Bytes {
+    let one = s.above_i8(raised, s.splat_u8(85 ^ 128));
+    let two = s.above_i8(raised, s.splat_u8(170 ^ 128));
     s.sub_u8(s.sub_u8(s.zero(), one), two)
 }
 
-/// Digit `n` of each byte.
-#[inline(always)]
-fn digit<S: SimdBytes>(s: S, bytes: S::Bytes, n: usize) -> S::Bytes {
-    let mut rest = bytes;
-    for _ in 0..n {
-        rest = tripled(s, rest);
-    }
-    first_digit(s, rest)
-}
-
-/// The 16 digits of four bytes that are repeated in each lane.
+/// The 16 digits of four bytes that are repeated in each lane, each 128 more than it stands for.
 #[inline(always)]
 fn digits_of_4<S: SimdBytes>(s: S, four: S::Bytes) -> S::Bytes {
     let (mut rest, mut all) = (four, s.zero());
@@ -89,38 +80,24 @@ fn digits_of_4<S: SimdBytes>(s: S, four: S::Bytes) -> S::Bytes {
 }
 
 impl Format for Tq1_0 {
-    ternary!(Tq1_0);
+    // One chunk, since digits follow from those before them.
+    ternary!(Tq1_0, chunk: 16);
 
     #[inline(always)]
-    fn codes<S: SimdBytes>(
-        s: S,
-        rows: &S::Rows<'_, Tq1_0>,
-        i: usize,
-        chunk: usize,
-    ) -> [S::Bytes; 4] {
+    fn codes<S: SimdBytes>(s: S, rows: &S::Rows<'_, Tq1_0>, i: usize, _: usize) -> [S::Bytes; 16] {
+        let high = s.splat_u8(128);
+        let mut first = s.xor(s.load16(rows, i, |b| at(&b.qs, 0)), high);
+        let mut second = s.xor(s.load16(rows, i, |b| at(&b.qs, 16)), high);
+        let mut third = s.xor(s.load16(rows, i, |b| at(&b.qs, 32)), high);
         // Groups 0 to 9 are digits of the first 32 bytes, 10 to 14 of the next 16, 15 of the last four.
-        let first = s.load16(rows, i, |b| at(&b.qs, 0));
-        let second = s.load16(rows, i, |b| at(&b.qs, 16));
-        let third = s.load16(rows, i, |b| at(&b.qs, 32));
-        match chunk {
-            0 | 1 => [
-                digit(s, first, 2 * chunk),
-                digit(s, second, 2 * chunk),
-                digit(s, first, 2 * chunk + 1),
-                digit(s, second, 2 * chunk + 1),
-            ],
-            2 => [
-                digit(s, first, 4),
-                digit(s, second, 4),
-                digit(s, third, 0),
-                digit(s, third, 1),
-            ],
-            _ => [
-                digit(s, third, 2),
-                digit(s, third, 3),
-                digit(s, third, 4),
-                digits_of_4(s, s.load4(rows, i, |b| b.qh)),
-            ],
+        let mut codes = [s.zero(); 16];
+        for n in 0..5 {
+            codes[2 * n] = first_digit(s, first);
+            codes[2 * n + 1] = first_digit(s, second);
+            codes[10 + n] = first_digit(s, third);
+            (first, second, third) = (tripled(s, first), tripled(s, second), tripled(s, third));
         }
+        codes[15] = digits_of_4(s, s.xor(s.load4(rows, i, |b| b.qh), high));
+        codes
     }
 }
