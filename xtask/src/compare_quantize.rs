@@ -20,7 +20,9 @@ use std::ops::ControlFlow;
 
 /// Tokens per window.
 const N_CTX: usize = 512;
-/// Largest relative difference between two perplexities.
+/// Largest relative difference between two perplexities. That to llama.cpp's own file is one draw for types of two bits:
+/// of eight copies of forge-mini with its dimensions in other orders, which compute the same, our IQ2_XS was better by 1.2
+/// to worse by 0.3 %, on average better by 0.5 %.
 const BOUND: f64 = 0.003;
 
 /// What to compare, by the command line.
@@ -36,7 +38,7 @@ pub(crate) struct Options {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "Q2_K,Q2_K_S,Q3_K_S,Q3_K_M,Q3_K_L,IQ4_XS,IQ4_NL,MXFP4_MOE,Q4_0,Q4_1,Q4_K_S,Q4_K_M,Q5_0,Q5_1,Q5_K_S,Q5_K_M,Q6_K,Q8_0,F16,BF16,F32"
+        default_value = "Q1_0,IQ1_S,TQ1_0,IQ1_M,TQ2_0,IQ2_XXS,Q2_0,IQ2_XS,IQ2_S,IQ2_M,IQ3_XXS,IQ3_XS,IQ3_S,IQ3_M,Q2_K,Q2_K_S,Q3_K_S,Q3_K_M,Q3_K_L,IQ4_XS,IQ4_NL,MXFP4_MOE,Q4_0,Q4_1,Q4_K_S,Q4_K_M,Q5_0,Q5_1,Q5_K_S,Q5_K_M,Q6_K,Q8_0,F16,BF16,F32"
     )]
     types: Vec<String>,
     /// llama.cpp's llama-perplexity
@@ -55,12 +57,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let folder = crate::root().join("target/compare-quantize");
     std::fs::create_dir_all(&folder)?;
     let mut failed = Vec::new();
+    let mut importance = None;
     println!("type          bits     here  llama.cpp     diff   golden     diff");
     for name in &options.types {
         let file_type =
             FileType::from_name(name).with_context(|| format!("there is no file type {name}"))?;
         let path = folder.join(format!("{name}.gguf"));
-        let bits = quantize(&source, file_type, &text, &path)?;
+        let bits = quantize(&source, file_type, &text, &mut importance, &path)?;
         let here = here(&path, &text, options.chunks)?;
         let there = llama_cpp(&path, options)?;
         let golden = match golden_file(options, name) {
@@ -86,14 +89,25 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Writes the quantized model to `path`; returns its bits per value. A type that needs an importance matrix gets one
-/// computed from the text.
-fn quantize(source: &Arc<Gguf>, file_type: FileType, text: &[u8], path: &Path) -> Result<f64> {
+/// Writes the quantized model to `path`; returns its bits per value. A type that needs an importance matrix gets the one
+/// of the text.
+fn quantize(
+    source: &Arc<Gguf>,
+    file_type: FileType,
+    text: &[u8],
+    importance: &mut Option<Imatrix>,
+    path: &Path,
+) -> Result<f64> {
     let mut options = QuantizeOptions::new(file_type);
-    if file_type == FileType::Q2_K_S {
-        options.importance = Some((importance(source, text)?, "compare-quantize".into()));
+    let mut plan = QuantizePlan::new(Arc::clone(source), options.clone())?;
+    if plan.tensors().iter().any(|tensor| tensor.needs_importance) {
+        let matrix = match importance {
+            Some(matrix) => matrix,
+            None => importance.insert(gathered(source, text)?),
+        };
+        options.importance = Some((matrix.clone(), "compare-quantize".into()));
+        plan = QuantizePlan::new(Arc::clone(source), options)?;
     }
-    let plan = QuantizePlan::new(Arc::clone(source), options)?;
     let mut file = NewFile::create(path, Existing::Replace)?;
     plan.write(&mut file, 2, |_| ControlFlow::Continue(()))?;
     file.commit()?;
@@ -102,7 +116,7 @@ fn quantize(source: &Arc<Gguf>, file_type: FileType, text: &[u8], path: &Path) -
     Ok(bytes as f64 * 8.0 / values.sum::<u64>() as f64)
 }
 
-fn importance(source: &Arc<Gguf>, text: &[u8]) -> Result<Imatrix> {
+fn gathered(source: &Arc<Gguf>, text: &[u8]) -> Result<Imatrix> {
     let (model, mut engine, tokens, bos) = start(source, text)?;
     let chunks = Chunks {
         max: Some(8),
