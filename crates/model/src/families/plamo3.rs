@@ -1,4 +1,5 @@
-//! PLaMo 3: norms before and after each block, fused projections; seven of eight layers have a window.
+//! PLaMo 3: norms before and after each block, fused projections; seven of eight layers have a window, and
+//! RoPE frequencies of their own.
 
 use rocmforge_plan::{Activation, Value};
 
@@ -8,11 +9,17 @@ use crate::error::LoadError;
 use crate::experts;
 use crate::facts::{KeyFacts, ModelConfig, RMS_EPS};
 use crate::keys::Keys;
+use crate::rope::Rope;
 use crate::windows::{set_windows, with_window_base};
 
 pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
     let mut config = ModelConfig::read(keys, family, RMS_EPS, experts::dense(keys)?)?;
-    let in_window = with_window_base(keys, config.ropes[0])?;
+    // Only layers without a window scale their rotation.
+    let in_window = Rope {
+        base: 10_000.0,
+        ..config.ropes[0].unscaled()
+    };
+    let in_window = with_window_base(keys, in_window)?;
     set_windows(keys, &mut config, in_window, (None, 8))?;
     Ok(config)
 }
