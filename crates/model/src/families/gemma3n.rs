@@ -223,6 +223,11 @@ fn block(
     let beside = m.linear(low, &layer.tensor("laurel_r"), n_embd)?;
     let beside = m.rms_norm(beside, &layer.tensor("laurel_post_norm"), eps)?;
     let beside = m.plan.add(normed, beside);
+    // Only Gemma 4 has layers whose values are the keys.
+    let values = layer.tensor("attn_v.weight");
+    if layer.facts.kv_of.is_none() && !m.loader.has(&values) {
+        return Err(m.loader.missing(&values));
+    }
     let out = attention(m, layer, caches, normed)?;
     let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;
     let out = m.plan.add(x, out);

@@ -57,6 +57,11 @@ fn read(
     }
     let mut config = ModelConfig::read(keys, family, RMS_EPS, feed_forward)?;
     for layer in &mut config.layers {
+        // The queries of a head have as many gates as values.
+        if layer.v_dim != layer.k_dim {
+            let wanted = "the length of keys";
+            return Err(keys.bad("attention.value_length", layer.v_dim, wanted));
+        }
         layer.gate = Some(Activation::Sigmoid);
         layer.has_gates_in_q = true;
     }
