@@ -13,6 +13,7 @@ mod latent;
 mod outline;
 mod recurrent;
 
+use gemma3n::GEMMA3N;
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
@@ -292,7 +293,7 @@ impl Synth {
                 self.set("rope.scaling.original_context_length", 256u32);
             }
             "gemma4" | "gemma4_wide" | "gemma4_moe" => self.gemma4_facts(),
-            "gemma3n" | gemma3n::E2B => self.gemma3n_facts(),
+            "gemma3n" => self.gemma3n_facts(&GEMMA3N),
             "gpt_oss" => self.gpt_oss_facts(),
             "mistral3" => {
                 self.set("attention.temperature_scale", 0.5f32);
@@ -397,7 +398,7 @@ impl Synth {
             self.gemma4_inputs()?;
         }
         if self.arch == "gemma3n" {
-            self.gemma3n_inputs()?;
+            self.gemma3n_inputs(&GEMMA3N)?;
         }
         for layer in 0..self.n_layers {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
@@ -406,7 +407,7 @@ impl Synth {
                 continue;
             }
             if self.arch == "gemma3n" {
-                self.gemma3n_layer(&tensor)?;
+                self.gemma3n_layer(&GEMMA3N, &tensor)?;
                 continue;
             }
             if self.arch == "gpt-oss" {

@@ -43,8 +43,9 @@ fn logits_of_families_match_llama_cpp(name: &str) {
     let layers = model.config.layers.iter();
     let has_experts = { layers }.any(|layer| matches!(layer.feed_forward, FeedForward::Mixture(_)));
     // llama.cpp computes GELU with a table of f16 values.
-    let bound = match name {
-        "gemma" | "gemma_single" | "phi2" | "phi2_fused" | "falcon" | "falcon_two_norms" => 5e-3,
+    let bound = match model.config.arch_name.as_str() {
+        "gemma" | "gemma2" | "gemma3" | "gemma3n" => 5e-3,
+        "gpt2" | "starcoder2" | "phi2" | "falcon" => 5e-3,
         _ => 1e-3,
     };
     let (mut n_positions, mut n_other) = (0, 0);
@@ -88,9 +89,11 @@ fn families_on_a_gpu_match_the_cpu(name: &str) {
     let n_layers = match name {
         "muse_glimmer" | "cohere2" | "llama4" | "llama4_long" => 4,
         "exaone_moe" | "afmoe" | "mellum" | "qwen35_wide" => 4,
-        "nemotron_h" | "nemotron_h_moe" | "nemotron_h_latent" => 4,
+        "nemotron_h" | "nemotron_h_moe" | "nemotron_h_latent" | "nemotron_h_fifths" => 4,
+        "smollm3_single" | "nemotron_h_moe_halves" => 4,
         "cohere2moe" | "cohere2moe_softmax" | "deci" => 5,
-        "glm4moe_wide" | "openelm" | "step35_single" => 3,
+        "glm4moe_wide" | "openelm" | "openelm_wide" | "step35_single" => 3,
+        "deci_ninths" | "lfm2_thirds" => 3,
         _ => 2,
     };
     let model = load(name, GgmlType::F16, Some(n_layers));

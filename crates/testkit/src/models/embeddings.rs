@@ -19,7 +19,7 @@ const fn case(name: &'static str, poolings: &'static [&'static str]) -> Case {
 }
 
 /// The models: architectures, some of them in a second shape.
-pub const CASES: [Case; 18] = [
+pub const CASES: [Case; 25] = [
     case("bert", VECTORS),
     case("bert_scores", SCORES),
     case("bert_labels", SCORES),
@@ -38,6 +38,13 @@ pub const CASES: [Case; 18] = [
     case("llama_embed", VECTORS),
     case("eurobert", VECTORS),
     case("neo_bert", VECTORS),
+    case("nomic_bert_thirds", &["cls"]),
+    case("nomic_bert_moe_small", &["mean"]),
+    case("jina_bert_v3_wide", &["mean"]),
+    case("gemma_embedding_wide", &["mean"]),
+    case("llama_embed_thirds", &["mean"]),
+    case("eurobert_single", &["mean"]),
+    case("neo_bert_scores", SCORES),
 ];
 
 /// Models of the cases and other types of their matrices for which there are embeddings of llama.cpp, with the first way
@@ -54,7 +61,7 @@ pub const QUANTIZED: [(&str, GgmlType); 8] = [
 ];
 
 /// Models that are compared on an emulated GPU with the CPU, in F16.
-pub const ON_GPU: [&str; 13] = [
+pub const ON_GPU: [&str; 20] = [
     "bert",
     "bert_scores",
     "nomic_bert",
@@ -68,6 +75,13 @@ pub const ON_GPU: [&str; 13] = [
     "llama_embed",
     "eurobert",
     "neo_bert",
+    "nomic_bert_thirds",
+    "nomic_bert_moe_small",
+    "jina_bert_v3_wide",
+    "gemma_embedding_wide",
+    "llama_embed_thirds",
+    "eurobert_single",
+    "neo_bert_scores",
 ];
 
 /// Lengths of the texts for which there are embeddings of llama.cpp.
@@ -139,8 +153,14 @@ const BERT: Shape = Shape {
     scores: Scores::None,
 };
 
+const SMALL: Shape = Shape {
+    n_layers: 2,
+    n_ff: 192,
+    ..BERT
+};
+
 #[rustfmt::skip]
-const SHAPES: [Shape; 18] = [
+const SHAPES: [Shape; 25] = [
     BERT,
     Shape { name: "bert_scores", n_embd: 192, heads: [3, 3, 64], scores: Scores::Two, has_types: false, ..BERT },
     Shape { name: "bert_labels", scores: Scores::Labels(&["a", "b", "c"]), ..BERT },
@@ -159,6 +179,13 @@ const SHAPES: [Shape; 18] = [
     Shape { name: "llama_embed", arch: "llama-embed", heads: [4, 2, 32], network: Network::Gated, biases: Biases::None, ..BERT },
     Shape { name: "eurobert", arch: "eurobert", n_embd: 192, heads: [3, 1, 64], network: Network::Gated, biases: Biases::None, ..BERT },
     Shape { name: "neo_bert", arch: "neo-bert", heads: [2, 2, 64], network: Network::Fused, biases: Biases::None, ..BERT },
+    Shape { name: "nomic_bert_thirds", arch: "nomic-bert", n_embd: 192, heads: [3, 3, 64], network: Network::Gated, biases: Biases::Norms, has_types: false, ..SMALL },
+    Shape { name: "nomic_bert_moe_small", arch: "nomic-bert-moe", network: Network::Experts, has_types: false, ..SMALL },
+    Shape { name: "jina_bert_v3_wide", arch: "jina-bert-v3", n_embd: 192, heads: [3, 3, 64], has_types: false, ..SMALL },
+    Shape { name: "gemma_embedding_wide", arch: "gemma-embedding", heads: [3, 1, 256], network: Network::Gated, biases: Biases::None, ..SMALL },
+    Shape { name: "llama_embed_thirds", arch: "llama-embed", heads: [3, 1, 64], network: Network::Gated, biases: Biases::None, ..SMALL },
+    Shape { name: "eurobert_single", arch: "eurobert", heads: [2, 2, 64], network: Network::Gated, biases: Biases::None, ..SMALL },
+    Shape { name: "neo_bert_scores", arch: "neo-bert", n_embd: 192, heads: [3, 3, 64], network: Network::Fused, biases: Biases::None, scores: Scores::Two, ..SMALL },
 ];
 
 /// Creates the model `name` with matrices of type `ty`; `None` if the name is unknown.
@@ -220,6 +247,10 @@ impl Shape {
         // Narrower than the longest text, and not than the others.
         match self.name {
             "gemma_embedding" => model.set("attention.sliding_window", 24u32),
+            "gemma_embedding_wide" => {
+                model.set("attention.sliding_window", 24u32);
+                model.set("attention.sliding_window_pattern", 2u32);
+            }
             "modern_bert" => {
                 model.set("attention.sliding_window", 32u32);
                 model.set("rope.freq_base_swa", 5_000f32);
@@ -313,7 +344,7 @@ impl Shape {
             self.norm(model, &tensor("ffn_norm"), n_embd)?;
             self.network(model, layer, &tensor)?;
         }
-        if self.arch == "gemma-embedding" {
+        if self.name == "gemma_embedding" {
             model.set("dense_2_feat_in", n_embd as u32);
             model.set("dense_2_feat_out", 320u32);
             model.set("dense_3_feat_in", 320u32);

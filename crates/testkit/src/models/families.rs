@@ -5,9 +5,10 @@ pub mod widths;
 
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 
+use super::gemma3n::Gemma3n;
 use super::latent::Latent;
 use super::recurrent::{Kind, Recurrent};
-use super::{N_VOCAB, Outline, Synth};
+use super::{N_CTX, N_VOCAB, Outline, Synth};
 use rows::rows;
 
 /// Names of the models: architectures, some of them in a second shape.
@@ -250,7 +251,7 @@ impl Row {
         let [n_heads, n_kv_heads, head_dim] = self.heads;
         for (key, value) in [
             ("block_count", model.n_layers + self.n_nextn),
-            ("context_length", 2048),
+            ("context_length", N_CTX),
             ("embedding_length", self.n_embd),
             ("feed_forward_length", self.n_ff),
             ("attention.head_count", n_heads),
@@ -328,6 +329,9 @@ impl Row {
             model.set("expert_used_count", experts.n_used);
             model.set("expert_feed_forward_length", experts.n_ff as u32);
         }
+        if self.arch == "gemma3n" {
+            model.gemma3n_facts(&self.gemma3n());
+        }
         let n_layers = model.n_layers + self.n_nextn;
         for (key, value) in self.keys.iter().chain(self.released) {
             model.set(key, value.of(n_layers));
@@ -359,8 +363,18 @@ impl Row {
         } else if self.n_factors > 0 {
             model.vector("rope_freqs.weight", self.n_factors, 4.0, 3.0)?;
         }
+        if self.arch == "gpt2" {
+            model.matrix("position_embd.weight", N_CTX, n_embd)?;
+        }
+        if self.arch == "gemma3n" {
+            model.gemma3n_inputs(&self.gemma3n())?;
+        }
         for layer in 0..model.n_layers + self.n_nextn {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
+            if self.arch == "gemma3n" {
+                model.gemma3n_layer(&self.gemma3n(), &tensor)?;
+                continue;
+            }
             for norm in self.norms {
                 let is_there = match *norm {
                     "attn_norm" => self.has_attention(layer),
@@ -442,6 +456,14 @@ impl Row {
     /// Width of a layer's network.
     fn n_ff_of(&self, layer: usize) -> usize {
         self.uneven.get(layer).map_or(self.n_ff, |layer| layer[2])
+    }
+
+    fn gemma3n(&self) -> Gemma3n {
+        Gemma3n {
+            n_embd: self.n_embd,
+            heads: self.heads,
+            n_ff: self.n_ff,
+        }
     }
 
     /// Values per head of K and V.
@@ -565,6 +587,9 @@ impl Row {
                 let name = tensor(&format!("ffn_{name}_exps.bias"));
                 model.rows(&name, [n_experts, n_out], 0.0, 8.0)?;
             }
+        }
+        if self.arch == "qwen2moe" {
+            model.vector(&tensor("ffn_gate_inp_shexp.weight"), n_embd, 0.0, 0.2)?;
         }
         if self.gate == Gate::InQueries && experts.n_ff_shared.is_some() {
             model.matrix(&tensor("ffn_gate_inp_shexp.weight"), 1, n_embd)?;

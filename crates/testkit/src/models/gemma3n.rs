@@ -2,9 +2,24 @@
 //! layer, and from the 21st layer on those that share the KV cache of others. llama.cpp fixes these numbers, and the
 //! widths of the inputs and of the low-rank layers.
 
-use rocmforge_gguf::{Error, GgmlType};
+use rocmforge_gguf::Error;
 
-use super::{N_EMBD, N_VOCAB, Outline, Synth};
+use super::{N_EMBD, N_VOCAB, Synth};
+
+/// What differs between models.
+pub(super) struct Gemma3n {
+    pub(super) n_embd: usize,
+    /// Query heads, heads of K and V, values per head.
+    pub(super) heads: [usize; 3],
+    pub(super) n_ff: usize,
+}
+
+/// The shape of the model `gemma3n`.
+pub(super) const GEMMA3N: Gemma3n = Gemma3n {
+    n_embd: N_EMBD,
+    heads: [4, 2, 64],
+    n_ff: 256,
+};
 
 const N_STREAMS: usize = 4;
 /// Values of the input of each layer.
@@ -14,63 +29,9 @@ const RANK: usize = 64;
 const N_CACHES: usize = 20;
 const N_SPARSE: usize = 10;
 
-/// What differs between the small model and a released one.
-struct Widths {
-    n_embd: usize,
-    n_ff: usize,
-    /// Query heads, heads of K and V, values per head.
-    heads: [usize; 3],
-    window: usize,
-}
-
-const SMALL: Widths = Widths {
-    n_embd: N_EMBD,
-    n_ff: 256,
-    heads: [4, 2, 64],
-    window: 20,
-};
-
-/// The name of the model in the widths of Gemma 3n E2B.
-pub(super) const E2B: &str = "gemma-3n-e2b";
-/// Its layers of which the last has no window.
-const E2B_LAYERS: usize = 5;
-pub(super) const E2B_WINDOW: usize = 512;
-
-/// Returns the model [`E2B`] without its weights.
-pub(super) fn outline() -> Outline {
-    let mut model = Synth::new((E2B, "gemma3n"), GgmlType::F32, E2B_LAYERS);
-    model.begin(E2B);
-    model.outline(|model| model.tensors(E2B))
-}
-
 impl Synth {
-    fn gemma3n(&self) -> Widths {
-        match self.name {
-            E2B => Widths {
-                n_embd: 2048,
-                n_ff: 8192,
-                heads: [8, 2, 256],
-                window: E2B_WINDOW,
-            },
-            _ => SMALL,
-        }
-    }
-
-    /// Width of the embedding.
-    pub(super) fn n_embd(&self) -> usize {
-        match self.arch {
-            "gemma3n" => self.gemma3n().n_embd,
-            _ => N_EMBD,
-        }
-    }
-
-    pub(super) fn gemma3n_facts(&mut self) {
-        let Widths {
-            n_embd,
-            n_ff,
-            heads: [n_heads, n_kv_heads, head_dim],
-            window,
-        } = self.gemma3n();
+    pub(super) fn gemma3n_facts(&mut self, shape: &Gemma3n) {
+        let [n_heads, n_kv_heads, head_dim] = shape.heads;
         let layers = 0..self.n_layers;
         let windows: Vec<bool> = layers.clone().map(|layer| layer % 5 < 4).collect();
         let sparsity = layers.map(|layer| match layer < N_SPARSE {
@@ -78,16 +39,18 @@ impl Synth {
             false => f32::NEG_INFINITY,
         });
         let sparsity: Vec<f32> = sparsity.collect();
-        self.set("embedding_length", n_embd as u32);
         self.set("attention.head_count", n_heads as u32);
         self.set("attention.head_count_kv", n_kv_heads as u32);
         self.set("attention.key_length", head_dim as u32);
         self.set("attention.value_length", head_dim as u32);
-        self.set("attention.sliding_window", window as u32);
+        self.set("attention.sliding_window", 20u32);
         self.set("attention.sliding_window_pattern", windows);
         let n_shared = self.n_layers.saturating_sub(N_CACHES);
         self.set("attention.shared_kv_layers", n_shared as u32);
-        self.set("feed_forward_length", vec![n_ff as i32; self.n_layers]);
+        self.set(
+            "feed_forward_length",
+            vec![shape.n_ff as i32; self.n_layers],
+        );
         self.set("rope.freq_base", 1_000_000f32);
         self.set("altup.active_idx", 0u32);
         self.set("altup.num_inputs", N_STREAMS as u32);
@@ -95,8 +58,8 @@ impl Synth {
         self.set("embedding_length_per_layer_input", N_INPUTS as u32);
     }
 
-    pub(super) fn gemma3n_inputs(&mut self) -> Result<(), Error> {
-        let n_embd = self.n_embd();
+    pub(super) fn gemma3n_inputs(&mut self, shape: &Gemma3n) -> Result<(), Error> {
+        let n_embd = shape.n_embd;
         let width = N_INPUTS * self.n_layers;
         self.matrix("per_layer_token_embd.weight", N_VOCAB, width)?;
         self.matrix("per_layer_model_proj.weight", width, n_embd)?;
@@ -106,13 +69,16 @@ impl Synth {
         self.expert_matrices("altup_unembd_proj.weight", shape)
     }
 
-    pub(super) fn gemma3n_layer(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
-        let Widths {
+    pub(super) fn gemma3n_layer(
+        &mut self,
+        shape: &Gemma3n,
+        tensor: &dyn Fn(&str) -> String,
+    ) -> Result<(), Error> {
+        let Gemma3n {
             n_embd,
-            n_ff,
             heads: [n_heads, n_kv_heads, head_dim],
-            ..
-        } = self.gemma3n();
+            n_ff,
+        } = *shape;
         let (n_q, n_kv) = (n_heads * head_dim, n_kv_heads * head_dim);
         for norm in [
             "attn_norm",

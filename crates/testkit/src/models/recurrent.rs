@@ -13,6 +13,8 @@ pub(super) struct Recurrent {
     pub(super) n_conv: usize,
     /// Heads of values, heads of keys, values per head of a key, and of a value.
     pub(super) heads: [usize; 4],
+    /// Whether the outputs of Mamba-2 are normed.
+    pub(super) has_norm: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -94,6 +96,9 @@ impl Synth {
             self.vector(&tensor("ssm_conv1d.bias"), n_mixed, 0.0, 0.3)?;
             self.floats(&tensor("ssm_a"), &[1, n_heads], decay)?;
             self.floats(&tensor("ssm_d"), &[1, n_heads], (1.0, 0.5))?;
+            if !recurrent.has_norm {
+                return Ok(());
+            }
             let of_group = [n_v / n_k_heads, n_k_heads];
             return self.floats(&tensor("ssm_norm.weight"), &of_group, (1.0, 0.3));
         }

@@ -81,7 +81,17 @@ macro_rules! for_each_family {
             command_r_plus, stablelm_12b,
             gpt_oss_thirds, mistral3_tied, minimax_m2_single, qwen3vl_eighths, qwen3vlmoe_thirds, granitemoe_single,
             ernie4_5_single, ernie4_5_moe_sevenths, hunyuan_dense_thirds, hunyuan_moe_sevenths, step35_single,
-            mimo2_sevenths, gemma_single, phi2_fused
+            mimo2_sevenths, gemma_single, phi2_fused,
+            llama_thirds, qwen2_sevenths, qwen3_halves, granite_thirds, smollm3_single, olmo2_fifths, phi3_single,
+            phi3_thirds, gemma2_wide, gemma3_wide, gemma3_global, gemma3n_wide, gpt2_single, starcoder2_ninths,
+            minicpm3_thirds, seed_oss_fifths, minicpm_eighths, muse_glimmer_single, cohere2_twelfths, internlm2_sixths,
+            nemotron_thirds, arcee_fifths, apertus_eighths, maincoder_single, pangu_embedded_eighths, deci_ninths,
+            exaone_quarters, chatglm_halves, hunyuan_vl_eighths, paddleocr_eighths, plm_thirds, plamo3_quarters,
+            jais2_single, openelm_wide, olmo_single, qwen2moe_sevenths, qwen3moe_eighths, mistral4_thirds,
+            bailingmoe_quarters, bailingmoe2_single, hy_v3_quarters, olmoe_single, deepseek_halves, dots1_wide,
+            phimoe_quarters, deepseek2_ocr_single, arctic_sevenths, lfm2_thirds, lfm2moe_quarters, qwen35moe_eighths,
+            mamba2_wide, falcon_h1_thirds, nemotron_h_fifths,
+            nemotron_h_moe_halves, granitehybrid_thirds
         }
     };
 }

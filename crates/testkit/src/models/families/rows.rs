@@ -97,7 +97,7 @@ const SECTIONS: (&str, Key) = ("rope.dimension_sections", Ints(&[6, 5, 5, 0]));
 /// All rows.
 pub(super) fn rows() -> impl Iterator<Item = &'static Row> {
     let more = windows::ROWS.iter().chain(states::ROWS);
-    let more = more.chain(few::ROWS).chain(second::ROWS);
+    let more = more.chain(few::ROWS).chain(second::rows());
     ROWS.iter().chain(more)
 }
 

@@ -1,10 +1,9 @@
 //! The widths of released models, from their configuration files, for the architectures of the rows: what a row says, with
-//! so many values, heads and experts; and Gemma 3n, which is no row. The layers are the fewest among which one of each kind
+//! so many values, heads and experts. The layers are the fewest among which one of each kind
 //! is. Some experts are left out where the layers would take more than 6 GB in Q8_0. The vocabulary stays small.
 
 use super::Key::{F, Ints, U};
 use super::{Key, Latent, Mixture, Outline, Recurrent, Row, find};
-use crate::models::gemma3n;
 
 /// A row in the widths of a released model.
 struct Released {
@@ -16,23 +15,16 @@ struct Released {
 
 /// Names of the released models.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    let names = RELEASED.iter().map(|released| released.name);
-    names.chain([gemma3n::E2B])
+    RELEASED.iter().map(|released| released.name)
 }
 
 /// Returns the model of this name, `None` if there is none.
 pub fn outline(name: &str) -> Option<Outline> {
-    if name == gemma3n::E2B {
-        return Some(gemma3n::outline());
-    }
     Some(row(name)?.outline())
 }
 
 /// Returns the positions that are visible in the model's layers with windows, if it has such layers.
 pub fn window(name: &str) -> Option<usize> {
-    if name == gemma3n::E2B {
-        return Some(gemma3n::E2B_WINDOW);
-    }
     let row = row(name)?;
     let mut keys = row.keys.iter().chain(row.released).rev();
     keys.find_map(|(key, value)| match value {
@@ -216,6 +208,7 @@ static RELEASED: &[Released] = &[
     released(("nemotron-nano-9b-v2", "nemotron_h"), 3, |r| r.wide([4480, 15680], [40, 8, 128]).states([128, 8, 128, 80])),
     released(("nemotron-3-nano-30b-a3b", "nemotron_h_moe"), 3, |r| r.wide([2688, 1856], [32, 2, 128]).states([64, 8, 128, 64]).experts([128, 6, 1856, 3712]).keys(&[(SHARED, U(3712))])),
     released(("nemotron-3-super-120b-a12b", "nemotron_h_latent"), 3, |r| latent_experts(r, 1024).wide([4096, 2688], [32, 2, 128]).states([128, 8, 128, 64]).experts([512, 22, 2688, 5376]).keys(&[(SHARED, U(5376)), ("moe_latent_size", U(1024))])),
+    released(("gemma-3n-e2b", "gemma3n_wide"), 5, |r| r.wide([2048, 8192], [8, 2, 256]).keys(&[(WINDOW, U(512))])),
 ];
 
 /// The row with experts in every layer.

@@ -1,6 +1,10 @@
 //! Second shapes of architectures that the rows elsewhere, or other models, have in one: other numbers of heads to a head
 //! of K and V, other outputs, windows shorter than the prompt. They are small.
 
+mod dense;
+mod mixtures;
+mod states;
+
 use super::*;
 
 const SMALL: Row = Row {
@@ -23,7 +27,13 @@ const FEW_BIASED: Mixture = Mixture {
     ..FEW
 };
 
-pub(super) static ROWS: &[Row] = &[
+/// All second shapes.
+pub(super) fn rows() -> impl Iterator<Item = &'static Row> {
+    let more = dense::ROWS.iter().chain(mixtures::ROWS);
+    ROWS.iter().chain(more).chain(states::ROWS)
+}
+
+static ROWS: &[Row] = &[
     Row {
         name: "gpt_oss_thirds",
         arch: "gpt-oss",

@@ -5,25 +5,28 @@ use super::{
     Mixture, NORMED, ONE_DENSE, Output, POST_ATTENTION, Recurrent, Row, SCALE, SECTIONS, U,
 };
 
-const SHORT_CONV: Recurrent = Recurrent {
+pub(super) const SHORT_CONV: Recurrent = Recurrent {
     kind: Kind::ShortConv,
     interval: 2,
     n_conv: 3,
     heads: [0; 4],
+    has_norm: true,
 };
 
-const DELTA: Recurrent = Recurrent {
+pub(super) const DELTA: Recurrent = Recurrent {
     kind: Kind::Delta,
     interval: 2,
     n_conv: 4,
     heads: [4, 2, 32, 32],
+    has_norm: true,
 };
 
-const MAMBA: Recurrent = Recurrent {
+pub(super) const MAMBA: Recurrent = Recurrent {
     kind: Kind::Mamba2,
     interval: 2,
     n_conv: 4,
     heads: [8, 1, 64, 64],
+    has_norm: true,
 };
 
 const GRANITE: &[(&str, Key)] = &[
@@ -34,7 +37,7 @@ const GRANITE: &[(&str, Key)] = &[
 ];
 
 /// llama.cpp needs it also in files that state the epsilon of RMS norms.
-const LAYER_EPS: (&str, Key) = ("attention.layer_norm_epsilon", F(1e-5));
+pub(super) const LAYER_EPS: (&str, Key) = ("attention.layer_norm_epsilon", F(1e-5));
 
 const NEMOTRON: Row = Row {
     n_layers: 6,
