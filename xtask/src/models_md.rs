@@ -31,7 +31,7 @@ Each architecture has small random models with the metadata of its released file
 their matrices the tests compare them
 
 - on the CPU with llama.cpp: for the models of `testkit/src/models/families` a logit of every position of prompts of 1 and
-  33 tokens, most also of 130 (with states up to 1,500), or logits of a prompt longer than the chunks or windows that
+  33 tokens, many also of 130 (with states up to 1,500), or logits of a prompt longer than the chunks or windows that
   llama.cpp fixes; for the others logits after 1, 17 and 300 tokens;
 - on an emulated GPU with the CPU, in a few layers.
 

@@ -31,6 +31,17 @@ pub(super) fn own_attention(
     if let Some(latent) = &facts.latent {
         return latent_attention(m, layer, latent, x);
     }
+    let heads = attention_heads(m, layer, x)?;
+    m.linear(heads, &layer.tensor("attn_output"), m.config.n_embd)
+}
+
+/// Records the outputs of a layer's heads, side by side.
+pub(crate) fn attention_heads(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    x: Value,
+) -> Result<Value, LoadError> {
+    let facts = layer.facts;
     let ([q, k, v], gate) = projections(m, layer, x)?;
     let is_normed_last = matches!(
         facts.head_norm,
@@ -65,8 +76,7 @@ pub(super) fn own_attention(
     let heads = m
         .plan
         .attention(cache, (facts.n_heads, sinks), facts.scores, q);
-    let heads = gated(m, layer, (x, gate), heads)?;
-    m.linear(heads, &layer.tensor("attn_output"), m.config.n_embd)
+    gated(m, layer, (x, gate), heads)
 }
 
 /// Records Q, K and V, whose matrices are one tensor if the file has it, and the gates if they are among the queries.

@@ -7,7 +7,7 @@ mod mixture;
 mod recurrent;
 mod stream;
 
-pub(crate) use attention::{attention, normed};
+pub(crate) use attention::{attention, attention_heads, normed};
 pub(crate) use feed_forward::{
     feed_forward, fused_feed_forward, gated_feed_forward, plain_feed_forward,
 };

@@ -6,6 +6,7 @@ pub(crate) mod apertus;
 pub(crate) mod arcee;
 pub(crate) mod arctic;
 pub(crate) mod bert;
+pub(crate) mod bitnet;
 pub(crate) mod cohere;
 pub(crate) mod deci;
 pub(crate) mod deepseek2;

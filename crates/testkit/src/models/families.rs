@@ -522,6 +522,9 @@ impl Row {
             // Below, among and above the scores.
             model.vector(&tensor("attn_sinks.weight"), n_heads, 1.0, 3.0)?;
         }
+        if self.arch == "bitnet" {
+            self.norm(model, &tensor("attn_sub_norm"), n_out)?;
+        }
         self.linear(model, &tensor, ("attn_output", n_embd, n_out))?;
         let n_q = match self.gate {
             Gate::InQueries => 2 * n_q,
@@ -544,6 +547,9 @@ impl Row {
         n_ff: usize,
     ) -> Result<(), Error> {
         let n_embd = self.n_embd;
+        if self.arch == "bitnet" {
+            self.norm(model, &tensor("ffn_sub_norm"), n_ff)?;
+        }
         self.linear(model, &tensor, ("ffn_down", n_embd, n_ff))?;
         match self.feed_forward {
             FeedForward::Fused => self.linear(model, &tensor, ("ffn_up", 2 * n_ff, n_embd)),

@@ -130,6 +130,17 @@ pub(super) const ROWS: &[Row] = &[
         ],
         ..LLAMA
     },
+    Row {
+        name: "bitnet",
+        arch: "bitnet",
+        output: Output::Tied,
+        keys: &[
+            ("rope.scaling.type", S("linear")),
+            ("rope.scaling.factor", F(1.0)),
+        ],
+        prompts: &[1, 33],
+        ..LLAMA
+    },
     // Command R+, whose norms of heads llama.cpp reads in models of so many layers; narrow.
     Row {
         name: "command_r_plus",

@@ -389,4 +389,12 @@ pub(super) static ROWS: &[Row] = &[
         output: Output::Tied,
         ..SMALL
     },
+    Row {
+        name: "bitnet_single",
+        arch: "bitnet",
+        n_embd: 192,
+        heads: [3, 3, 64],
+        output: Output::Tied,
+        ..SMALL
+    },
 ];
