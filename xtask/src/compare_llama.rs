@@ -221,7 +221,7 @@ const GELU_IN_F16: f64 = 1e-6;
 /// The same where layers have gates with GELU between them.
 const GELU_OF_GATES: f64 = 1e-5;
 /// Other architectures with GELU.
-const WITH_GELU: [&str; 7] = [
+const WITH_GELU: [&str; 8] = [
     "gemma",
     "gemma2",
     "gemma3",
@@ -229,6 +229,7 @@ const WITH_GELU: [&str; 7] = [
     "starcoder2",
     "phi2",
     "falcon",
+    "grok",
 ];
 
 /// Returns the loosest bound of the file's matrix formats. The coarser a format, the more engines differ in how they

@@ -9,8 +9,8 @@ use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
     afmoe, apertus, arcee, arctic, bert, bitnet, cohere, deci, deepseek2, exaone_moe, exaone4,
-    falcon, gemma, gemma3n, gemma4, glm4, gpt_oss, gpt2, granite, hunyuan, laguna, lfm2, llama,
-    llama4, mamba2, mellum, mimo2, minicpm3, mistral3, mixtures, modern_bert, muse_glimmer,
+    falcon, gemma, gemma3n, gemma4, glm4, gpt_oss, gpt2, granite, grok, hunyuan, laguna, lfm2,
+    llama, llama4, mamba2, mellum, mimo2, minicpm3, mistral3, mixtures, modern_bert, muse_glimmer,
     neo_bert, olmo, olmo2, openelm, phi3, phimoe, plamo3, plm, qwen, qwen35, seed_oss,
     smallthinker, smollm3, stablelm, step35,
 };
@@ -147,6 +147,7 @@ static FAMILIES: &[Family] = &[
     row("arctic", (Norm, Factors::Never), HeadNorm::IfPresent, (arctic::facts, arctic::record)),
     row("openelm", (Neox, Factors::Never), HeadNorm::Each, (openelm::facts, llama::record)),
     row("olmo", (Norm, Factors::Never), HeadNorm::IfPresent, (olmo::facts, olmo::record)),
+    row("grok", (Neox, Factors::Never), HeadNorm::IfPresent, (grok::facts, grok::record)),
     row("bitnet", (Neox, Factors::Never), HeadNorm::IfPresent, (qwen::dense, bitnet::record)),
     row("llama-embed", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (llama::facts, llama::record)).with(EmbeddingFacts::ENCODER),
     row("eurobert", (Neox, Factors::Never), HeadNorm::IfPresent, (qwen::dense, llama::record)).with(EmbeddingFacts::ENCODER),

@@ -45,7 +45,7 @@ fn logits_of_families_match_llama_cpp(name: &str) {
     // llama.cpp computes GELU with a table of f16 values.
     let bound = match model.config.arch_name.as_str() {
         "gemma" | "gemma2" | "gemma3" | "gemma3n" => 5e-3,
-        "gpt2" | "starcoder2" | "phi2" | "falcon" => 5e-3,
+        "gpt2" | "starcoder2" | "phi2" | "falcon" | "grok" => 5e-3,
         _ => 1e-3,
     };
     let (mut n_positions, mut n_other) = (0, 0);

@@ -20,6 +20,7 @@ pub(crate) mod glm4;
 pub(crate) mod gpt2;
 pub(crate) mod gpt_oss;
 pub(crate) mod granite;
+pub(crate) mod grok;
 pub(crate) mod hunyuan;
 pub(crate) mod laguna;
 pub(crate) mod lfm2;

@@ -63,7 +63,7 @@ fn is_choice(name: &str, tensor: &str) -> bool {
 /// What these files may ask for and is not computed.
 #[test]
 fn unknown_computations_are_refused() {
-    let cases: [(&str, &str, OwnedValue, &str); 3] = [
+    let cases: [(&str, &str, OwnedValue, &str); 4] = [
         (
             "olmo",
             "olmo.attention.clamp_kqv",
@@ -75,6 +75,12 @@ fn unknown_computations_are_refused() {
             "deci.feed_forward_length",
             vec![0i32, 256].into(),
             "attention without a network (layer 0)",
+        ),
+        (
+            "grok",
+            "grok.attention.temperature_length",
+            1024u32.into(),
+            "scores that grow with the position",
         ),
         (
             "plm",

@@ -141,6 +141,28 @@ pub(super) const ROWS: &[Row] = &[
         prompts: &[1, 33],
         ..LLAMA
     },
+    // The keys of converters, which write the cap of the router without use.
+    Row {
+        name: "grok",
+        arch: "grok",
+        norms: &["attn_norm", "attn_output_norm", "ffn_norm", "post_ffw_norm"],
+        n_ff: 256,
+        mixture: Some(Mixture {
+            n_used: 2,
+            ..EXPERTS
+        }),
+        output: Output::Tied,
+        keys: &[
+            ("embedding_scale", F(9.0)),
+            ("logit_scale", F(0.4)),
+            ("attention.output_scale", F(0.2)),
+            ("attn_logit_softcapping", F(3.0)),
+            ("router_logit_softcapping", F(30.0)),
+            ("final_logit_softcapping", F(5.0)),
+        ],
+        prompts: &[1, 33],
+        ..LLAMA
+    },
     // Command R+, whose norms of heads llama.cpp reads in models of so many layers; narrow.
     Row {
         name: "command_r_plus",

@@ -159,4 +159,20 @@ pub(super) static ROWS: &[Row] = &[
         output: Output::Tied,
         ..SMALL
     },
+    // An old file of Grok 1, without factors.
+    Row {
+        name: "grok_sixths",
+        arch: "grok",
+        n_embd: 192,
+        heads: [6, 1, 32],
+        n_ff: 96,
+        norms: &[
+            "attn_norm",
+            "attn_output_norm",
+            "ffn_norm",
+            "layer_output_norm",
+        ],
+        mixture: Some(FEW),
+        ..SMALL
+    },
 ];
