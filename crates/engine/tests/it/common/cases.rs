@@ -89,7 +89,7 @@ macro_rules! for_each_family {
             exaone_quarters, chatglm_halves, hunyuan_vl_eighths, paddleocr_eighths, plm_thirds, plamo3_quarters,
             jais2_single, openelm_wide, olmo_single, bitnet_single, qwen2moe_sevenths, qwen3moe_eighths, mistral4_thirds,
             bailingmoe_quarters, bailingmoe2_single, hy_v3_quarters, olmoe_single, deepseek_halves, dots1_wide,
-            phimoe_quarters, deepseek2_ocr_single, arctic_sevenths, grok_sixths, lfm2_thirds, lfm2moe_quarters, qwen35moe_eighths,
+            phimoe_quarters, deepseek2_ocr_single, arctic_sevenths, grok_sixths, laguna_eighths, lfm2_thirds, lfm2moe_quarters, qwen35moe_eighths,
             mamba2_wide, falcon_h1_thirds, nemotron_h_fifths,
             nemotron_h_moe_halves, granitehybrid_thirds
         }

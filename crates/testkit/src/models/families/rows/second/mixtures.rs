@@ -175,4 +175,30 @@ pub(super) static ROWS: &[Row] = &[
         mixture: Some(FEW),
         ..SMALL
     },
+    // Only the layer without a window scales its rotation.
+    Row {
+        name: "laguna_eighths",
+        arch: "laguna",
+        heads: [4, 1, 32],
+        windows: &[false, true],
+        window_heads: [8, 1],
+        head_norm: HeadNorm::Each,
+        gate: Gate::Heads,
+        mixture: Some(Mixture {
+            n_ff_shared: Some(96),
+            ..FEW_BIASED
+        }),
+        keys: &[
+            NONE_DENSE,
+            NORMED,
+            ("attention.sliding_window", U(9)),
+            ("expert_shared_feed_forward_length", U(96)),
+            ("rope.freq_base", F(5e5)),
+            ("rope.freq_base_swa", F(1e4)),
+            ("rope.scaling.type", S("yarn")),
+            ("rope.scaling.factor", F(4.0)),
+            ("rope.scaling.original_context_length", U(16)),
+        ],
+        ..SMALL
+    },
 ];
