@@ -365,8 +365,7 @@ impl Synth {
     }
 
     fn tensors(&mut self, name: &str) -> Result<(), Error> {
-        let n_embd = self.n_embd();
-        self.matrix("token_embd.weight", N_VOCAB, n_embd)?;
+        self.matrix("token_embd.weight", N_VOCAB, N_EMBD)?;
         if !matches!(
             self.arch,
             "granite"
@@ -381,7 +380,7 @@ impl Synth {
             self.matrix("output.weight", N_VOCAB, N_EMBD)?;
             self.scale("output")?;
         }
-        self.norm("output_norm", n_embd)?;
+        self.norm("output_norm", N_EMBD)?;
         if name == "gpt2" {
             self.matrix("position_embd.weight", N_CTX, N_EMBD)?;
         }
