@@ -618,21 +618,21 @@ fn conversations_continue_from_snapshots_of_states() {
     for n_slots in [3, 4, 8] {
         let mut sizes = Sizes {
             n_slots,
-            n_blocks: 64,
+            n_blocks: 256,
             ..Sizes::small(1)
         };
-        sizes.limits.n_ctx = 128;
+        sizes.limits.n_ctx = 512;
         sizes.limits.fixed_by = Some(Fixed::States);
         let mut engine = sizes.engine(always());
         let mut text: Vec<u32> = (0..10).collect();
         let mut n_known = 0;
-        for question in 0..5 {
+        for question in 0..30 {
             let (cached, ids) = turn(&mut engine, &text, 9);
             // All blocks before the question; the last token of an answer has not been computed.
             assert_eq!(cached, n_known / 4 * 4, "{n_slots} slots, turn {question}");
             text.extend(ids);
             n_known = text.len() - 1;
-            text.extend([40 + question; 5]);
+            text.extend([(40 + question) % N_VOCAB; 5]);
         }
         // Another question in place of the last one: the blocks are known, but the state is that before the answer, at most.
         let mut other = text[..n_known].to_vec();

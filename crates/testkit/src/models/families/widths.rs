@@ -1,6 +1,6 @@
 //! The widths of released models, from their configuration files, for the architectures of the rows: what a row says, with
-//! so many values, heads and experts. The layers are the fewest among which one of each kind
-//! is. Some experts are left out where the layers would take more than 6 GB in Q8_0. The vocabulary stays small.
+//! so many values, heads and experts. The layers are the fewest among which one of each kind is. Some experts are left out
+//! where the layers would take more than 6 GB in Q8_0. The vocabulary stays small.
 
 use super::Key::{F, Ints, U};
 use super::{Key, Latent, Mixture, Outline, Recurrent, Row, find};
@@ -208,6 +208,9 @@ static RELEASED: &[Released] = &[
     released(("nemotron-nano-9b-v2", "nemotron_h"), 3, |r| r.wide([4480, 15680], [40, 8, 128]).states([128, 8, 128, 80])),
     released(("nemotron-3-nano-30b-a3b", "nemotron_h_moe"), 3, |r| r.wide([2688, 1856], [32, 2, 128]).states([64, 8, 128, 64]).experts([128, 6, 1856, 3712]).keys(&[(SHARED, U(3712))])),
     released(("nemotron-3-super-120b-a12b", "nemotron_h_latent"), 3, |r| latent_experts(r, 1024).wide([4096, 2688], [32, 2, 128]).states([128, 8, 128, 64]).experts([512, 22, 2688, 5376]).keys(&[(SHARED, U(5376)), ("moe_latent_size", U(1024))])),
+    // Half of its experts.
+    released(("grok-1", "grok"), 2, |r| r.wide([6144, 32768], [48, 8, 128]).experts([4, 2, 32768, 0]).keys(&[("embedding_scale", F(78.383_67)), ("logit_scale", F(0.577_350_3)), ("attention.output_scale", F(0.088_388_35)), ("attn_logit_softcapping", F(30.0))])),
+    released(("bitnet-b1.58-large", "bitnet"), 2, |r| r.wide([1536, 4096], [16, 16, 96])),
     released(("gemma-3n-e2b", "gemma3n_wide"), 5, |r| r.wide([2048, 8192], [8, 2, 256]).keys(&[(WINDOW, U(512))])),
 ];
 
