@@ -2,10 +2,11 @@
 //! for the tokens decoded after them.
 //!
 //! Both round activations the same way and keep K and V in the same type, so that they differ only by the order of
-//! sums, and where a value lies between two quantization codes. The error is the mean squared difference over the
-//! variance of the CPU's logits. The CPU is given the tokens that the device decoded, so that every step is compared
-//! after the same text (teacher forcing).
+//! sums, by weights rounded to f16 (`gemm_half_*`), and where a value lies between two quantization codes. The error is
+//! the mean squared difference over the variance of the CPU's logits. The CPU is given the tokens that the device
+//! decoded, so that every step is compared after the same text (teacher forcing).
 
+mod exact;
 mod reference;
 mod rows;
 
@@ -24,7 +25,7 @@ use rocmforge_quantize::synthetic::{Draft, Synthetic};
 use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Offload, OpenOptions, Variants};
 
 use self::reference::{Expected, ExpectedRow, on_cpu};
-use self::rows::{Difference, Row};
+use self::rows::{Difference, Limit, Row};
 use crate::compare_llama::bound;
 use crate::gen_model::prompt;
 use crate::released;
@@ -32,6 +33,9 @@ use crate::released;
 /// The bound with an 8-bit KV cache: a key between two codes becomes either, which changes all that follows. `rocmforge
 /// check` tests each operation by itself.
 const CODED_CACHE: f64 = 0.1;
+
+/// With `--exact`, how much larger the device's error may be than that of the CPU, by chance.
+const THAN_CPU: f64 = 2.0;
 
 /// Number of most likely tokens compared after each decode step.
 const N_BEST: usize = 64;
@@ -65,6 +69,10 @@ pub(crate) struct Args {
     /// Batch sizes, in prompts
     #[arg(long, value_delimiter = ',', default_value = "1,4")]
     batch: Vec<usize>,
+    /// Compare the prompts' logits with those of the same weights in f16, for which the CPU does not round activations.
+    /// The error may be twice the CPU's. For mixtures, in which two roundings often choose other experts
+    #[arg(long, conflicts_with = "decode")]
+    exact: bool,
     /// Tokens to decode after each prompt
     #[arg(long, default_value_t = 16, value_name = "N")]
     decode: usize,
@@ -205,20 +213,31 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             KvType::F16 | KvType::F32 => bound(&gguf),
             KvType::Q8_0 | KvType::F8E4M3 => bound(&gguf).max(CODED_CACHE),
         };
-        let model = Model::load(gguf)?;
+        let model = Model::load(Arc::clone(&gguf))?;
+        let exact = match args.exact {
+            true => Some(Model::load(Arc::new(exact::in_f16(gguf)?))?),
+            false => None,
+        };
+        let n_decode = if args.exact { 0 } else { args.decode };
         let name = subject.name();
         for &n_tokens in &args.tokens {
             for &n_prompts in &args.batch {
                 let started = Instant::now();
-                let places = compare(&model, &config, [n_tokens, n_prompts], args.decode)?;
-                let prompt = Difference::of(&places.prompt, bound);
-                let decode = Difference::of(&places.decode, bound);
+                let models = (&model, exact.as_ref());
+                let places = compare(models, &config, [n_tokens, n_prompts], n_decode)?;
+                let limit = match args.exact {
+                    true => Limit::of_all(THAN_CPU * Difference::error(&places.cpu)),
+                    false => Limit::near_ties(bound),
+                };
+                let prompt = Difference::of(&places.prompt, limit);
+                let decode = Difference::of(&places.decode, limit);
                 let is_within = prompt.is_within && decode.is_within;
                 let n_decoded = places.decode.len();
                 println!(
-                    "{name:<44} {n_tokens:>6} {n_prompts:>5} {:>10.2e} {:>10.2e} {bound:>7.0e} {:>9} {:>9}{}  (CPU {:.1?}, all {:.1?})",
+                    "{name:<44} {n_tokens:>6} {n_prompts:>5} {:>10.2e} {:>10.2e} {:>7.0e} {:>9} {:>9}{}  (CPU {:.1?}, all {:.1?})",
                     prompt.error,
                     decode.error,
+                    limit.error,
                     format!("{}/{n_decoded}", places.n_same),
                     format!(
                         "{}/{}",
@@ -248,6 +267,8 @@ struct Places {
     prompt: Vec<Row>,
     /// Log-probabilities of the most likely tokens at each decode step.
     decode: Vec<Row>,
+    /// The CPU's logits after each token of the prompts, if those of `prompt` are compared with exact ones.
+    cpu: Vec<Row>,
     /// Decoded tokens that are the CPU's most likely token too.
     n_same: usize,
     /// Time of the CPU backend.
@@ -255,9 +276,10 @@ struct Places {
 }
 
 /// Runs the prompts on the device, then the prompts with the decoded tokens on the CPU as one prefill. That gives the
-/// same bits as decoding there, since the CPU's results do not depend on how a text is split into steps.
+/// same bits as decoding there, since the CPU's results do not depend on how a text is split into steps. With a model
+/// that is `exact`, both are compared with that.
 fn compare(
-    model: &Model,
+    (model, exact): (&Model, Option<&Model>),
     config: &EngineConfig,
     [n_tokens, n_prompts]: [usize; 2],
     n_decode: usize,
@@ -275,11 +297,19 @@ fn compare(
         text.extend(decoded[..n_given].iter().map(|decoded| decoded.id));
     }
     let started = Instant::now();
-    let all_expected = on_cpu(model, config, &texts)?;
+    let mut all_expected = on_cpu(model, config, &texts)?;
     let mut places = Places {
         cpu_time: started.elapsed(),
         ..Places::default()
     };
+    if let Some(exact) = exact {
+        let rounded = std::mem::replace(&mut all_expected, on_cpu(exact, config, &texts)?);
+        let pairs = all_expected.iter().zip(&rounded);
+        let rows = pairs.flat_map(|(exact, rounded)| exact.rows.iter().zip(&rounded.rows));
+        places.cpu = rows
+            .map(|(exact, rounded)| difference(exact, &rounded.logits))
+            .collect();
+    }
     for (i, expected) in all_expected.iter().enumerate() {
         places.add_prompt(&expected.rows[..n_tokens], &device.logits[i])?;
         places.add_decoded(expected, &device.decoded[i], n_tokens - 1);
@@ -295,12 +325,7 @@ impl Places {
             bail!("{} logits for {} tokens", found.len(), expected.len());
         }
         for (found, expected) in found.chunks(n_vocab).zip(expected) {
-            let differences = found
-                .iter()
-                .zip(&expected.logits)
-                .map(|(&a, &b)| f64::from(a) - f64::from(b));
-            let row = Row::new(&expected.logits, expected.margin, differences);
-            self.prompt.push(row);
+            self.prompt.push(difference(expected, found));
         }
         Ok(())
     }
@@ -321,6 +346,13 @@ impl Places {
             self.n_same += usize::from(logits[decoded.id as usize] == most);
         }
     }
+}
+
+/// Compares the logits after a token.
+fn difference(expected: &ExpectedRow, found: &[f32]) -> Row {
+    let pairs = found.iter().zip(&expected.logits);
+    let differences = pairs.map(|(&a, &b)| f64::from(a) - f64::from(b));
+    Row::new(&expected.logits, expected.margin, differences)
 }
 
 fn answers(
@@ -403,7 +435,7 @@ mod tests {
         ] {
             let mut places = Places::default();
             places.add_decoded(&expected, &decoded, 1);
-            let found = Difference::of(&places.decode, 10.0);
+            let found = Difference::of(&places.decode, Limit::near_ties(10.0));
             assert!((found.error - error).abs() < 1e-6, "{found:?}");
             assert_eq!(places.n_same, n_same);
             assert_eq!(places.decode.len(), decoded.len());

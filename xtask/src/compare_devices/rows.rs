@@ -1,7 +1,7 @@
 //! The error of rows of logits: the mean squared difference over the variance of the expected logits.
 //!
 //! In a MoE model, rounding may send a token that is nearly tied between two experts to the other one, which changes
-//! its logits entirely. Such rows are counted and left out, if the reference routing was nearly tied there.
+//! its logits entirely. Such rows may be counted and left out, if the reference routing was nearly tied there.
 
 /// The largest gap between the last chosen expert and the next that quantized activations may close, in standard
 /// deviations of the router's logits: they move the logits of later layers by some hundredths.
@@ -9,6 +9,26 @@ const NEAR: f64 = 0.1;
 /// At most 1 row of this many may be left out. Between AVX2 and AVX-512 about 1 of 100 is, for mixtral-8x7b. Where
 /// experts are computed wrongly, nearly all rows are outside the bound, also those that were clearly routed.
 const MOST_REROUTED: usize = 8;
+
+/// What the error of rows may be, and which of them may be left out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limit {
+    pub(super) error: f64,
+    /// Rows with a smaller margin may be left out.
+    near: f64,
+}
+
+impl Limit {
+    /// Of rows that are not rerouted.
+    pub(super) fn near_ties(error: f64) -> Limit {
+        Limit { error, near: NEAR }
+    }
+
+    /// Of all rows.
+    pub(super) fn of_all(error: f64) -> Limit {
+        Limit { error, near: 0.0 }
+    }
+}
 
 /// The comparison at one position of a text.
 #[derive(Debug, Clone, Copy, Default)]
@@ -24,7 +44,7 @@ pub(super) struct Row {
     margin: f64,
 }
 
-/// The error of rows, and whether it is within the bound.
+/// The error of rows, and whether it is within the limit.
 #[derive(Debug, PartialEq)]
 pub(super) struct Difference {
     /// NaN if nothing could be compared.
@@ -66,8 +86,13 @@ impl Row {
 }
 
 impl Difference {
-    /// Returns the error of all rows together. No rows are within any bound; NaN is within none.
-    pub(super) fn of(rows: &[Row], bound: f64) -> Difference {
+    /// Returns the error of all rows together, none left out.
+    pub(super) fn error(rows: &[Row]) -> f64 {
+        squared(rows.iter()) / variance(rows)
+    }
+
+    /// Returns the error of all rows together. No rows are within any limit; NaN is within none.
+    pub(super) fn of(rows: &[Row], limit: Limit) -> Difference {
         if rows.is_empty() {
             return Difference {
                 error: 0.0,
@@ -75,24 +100,33 @@ impl Difference {
                 is_within: true,
             };
         }
-        let n = rows.iter().map(|row| row.n).sum::<usize>() as f64;
-        let mean = rows.iter().map(|row| row.sum).sum::<f64>() / n;
-        let variance = rows.iter().map(|row| row.squares).sum::<f64>() / n - mean * mean;
-        let error = |rows: &[&Row]| {
-            let squared = rows.iter().map(|row| row.squared).sum::<f64>();
-            let n_compared = rows.iter().map(|row| row.n_compared).sum::<usize>();
-            squared / n_compared as f64 / variance
-        };
+        let variance = variance(rows);
+        let error = |rows: &[&Row]| squared(rows.iter().copied()) / variance;
         let (rerouted, kept): (Vec<&Row>, Vec<&Row>) = rows
             .iter()
-            .partition(|row| row.margin < NEAR && error(&[row]) >= bound);
+            .partition(|row| row.margin < limit.near && error(&[row]) >= limit.error);
         let error = error(&kept);
         Difference {
             error,
             n_rerouted: rerouted.len(),
-            is_within: error < bound && MOST_REROUTED * rerouted.len() <= rows.len(),
+            is_within: error < limit.error && MOST_REROUTED * rerouted.len() <= rows.len(),
         }
     }
+}
+
+/// Returns the variance of the expected logits.
+fn variance(rows: &[Row]) -> f64 {
+    let n = rows.iter().map(|row| row.n).sum::<usize>() as f64;
+    let mean = rows.iter().map(|row| row.sum).sum::<f64>() / n;
+    rows.iter().map(|row| row.squares).sum::<f64>() / n - mean * mean
+}
+
+/// Returns the mean squared difference.
+fn squared<'a>(rows: impl Iterator<Item = &'a Row>) -> f64 {
+    let sums = rows.fold((0.0, 0), |(squared, n), row| {
+        (squared + row.squared, n + row.n_compared)
+    });
+    sums.0 / sums.1 as f64
 }
 
 /// Returns how clearly a router chose its `n_used` experts: the gap between the logits of the last chosen and the next,
@@ -158,13 +192,24 @@ mod tests {
                 false,
             ),
         ] {
-            let found = Difference::of(&rows, 1e-3);
+            let found = Difference::of(&rows, Limit::near_ties(1e-3));
             assert!((found.error - error).abs() < 1e-9, "{rows:?}: {found:?}");
             assert_eq!(
                 (found.n_rerouted, found.is_within),
                 (n_rerouted, is_within),
                 "{rows:?}"
             );
+        }
+    }
+
+    #[test]
+    fn leaves_out_no_row_where_all_count() {
+        let rows = with(&[row(0.5, CLOSE)]);
+        let error = (0.5 + 7e-4) / 8.0;
+        assert!((Difference::error(&rows) - error).abs() < 1e-9);
+        for (limit, is_within) in [(0.9 * error, false), (1.1 * error, true)] {
+            let found = Difference::of(&rows, Limit::of_all(limit));
+            assert_eq!((found.n_rerouted, found.is_within), (0, is_within));
         }
     }
 
@@ -179,7 +224,10 @@ mod tests {
             &[only_constant],
             &[row(1.0, CLOSE)],
         ] {
-            assert!(!Difference::of(rows, 1e-3).is_within, "{rows:?}");
+            assert!(
+                !Difference::of(rows, Limit::near_ties(1e-3)).is_within,
+                "{rows:?}"
+            );
         }
     }
 
