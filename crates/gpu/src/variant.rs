@@ -22,6 +22,8 @@ pub enum Variant {
     AttentionDecode,
     /// Attention with loads shared by several rows, even for few rows.
     AttentionPrefill,
+    /// Attention of prompts with the rounding errors of queries and weights, where there are kernels without.
+    AttentionExact,
     /// Attention by the kernel for any head width.
     AttentionGeneric,
     /// Neither contexts nor weight rows are split among blocks or waves.
@@ -37,7 +39,7 @@ pub enum Variant {
 }
 
 /// Every variant with its name `KIND=NAME`. One of each kind can be forced.
-const NAMES: [(Variant, &str); 13] = [
+const NAMES: [(Variant, &str); 14] = [
     (Variant::ProductsMatvec, "products=matvec"),
     (Variant::ProductsMatmul, "products=matmul"),
     (Variant::ProductsCodes, "products=codes"),
@@ -45,6 +47,7 @@ const NAMES: [(Variant, &str); 13] = [
     (Variant::TilesLarge, "tiles=large"),
     (Variant::AttentionDecode, "attention=decode"),
     (Variant::AttentionPrefill, "attention=prefill"),
+    (Variant::AttentionExact, "attention=exact"),
     (Variant::AttentionGeneric, "attention=generic"),
     (Variant::SplitsOff, "splits=off"),
     (Variant::NormsBlock, "norms=block"),

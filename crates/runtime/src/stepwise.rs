@@ -19,7 +19,7 @@ pub trait Stepwise {
         }
     }
 
-    /// Whether the pass that begins with operation `index` of the plan rounds weights and activations of `batch` to f16.
+    /// Whether the pass that begins with operation `index` of the plan rounds its operands to f16 for `batch`.
     fn takes_halves(&self, _index: usize, _batch: &Batch) -> bool {
         false
     }

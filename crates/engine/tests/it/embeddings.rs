@@ -14,7 +14,7 @@ use rocmforge_testkit::models::embeddings::{self, CASES, LENGTHS};
 use rocmforge_testkit::models::prompt;
 
 use crate::common::cases::test_cases;
-use crate::common::{read_json, test_gpu};
+use crate::common::{exact_gpu, read_json};
 
 fn gguf(name: &str, ty: GgmlType) -> Arc<Gguf> {
     let writer = embeddings::model(name, ty).unwrap().unwrap();
@@ -188,7 +188,7 @@ fn the_listed_models_are_compared() {
 }
 
 fn embeddings_on_a_gpu_match_the_cpu(name: &str) {
-    let Some(gpu) = test_gpu() else { return };
+    let Some(gpu) = exact_gpu() else { return };
     let case = CASES.iter().find(|case| case.name == name).unwrap();
     let model = load(name, GgmlType::F16, pooling(case.poolings[0]));
     let embedding = model.config.embedding.clone().unwrap();

@@ -9,11 +9,13 @@ use rocmforge_engine::{Device, Engine, EngineConfig};
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::{FeedForward, Model};
 use rocmforge_plan::KvType;
+use rocmforge_runtime::check::{self, Coverage, OpCheck};
+use rocmforge_runtime::gpu::{GpuConfig, image_targets};
 use rocmforge_testkit::models::families;
 use rocmforge_testkit::models::prompt;
 
 use crate::common::cases::for_each_family;
-use crate::common::{device, logits, read_json, test_gpu};
+use crate::common::{device, exact_gpu, logits, read_json};
 
 fn load(name: &str, ty: GgmlType, n_layers: Option<usize>) -> Model {
     let writer = match n_layers {
@@ -85,7 +87,7 @@ for_each_family!(families_on_a_gpu_match_the_cpu);
 /// Logits of models with few layers, so that each kind of layer is there, of a short prompt and of one with more rows
 /// than a GEMV takes.
 fn families_on_a_gpu_match_the_cpu(name: &str) {
-    let Some(gpu) = test_gpu() else { return };
+    let Some(gpu) = exact_gpu() else { return };
     let n_layers = match name {
         "muse_glimmer" | "cohere2" | "llama4" | "llama4_long" => 4,
         "exaone_moe" | "afmoe" | "mellum" | "qwen35_wide" => 4,
@@ -108,4 +110,25 @@ fn families_on_a_gpu_match_the_cpu(name: &str) {
         assert!(d <= 1e-5, "{name}, {n_tokens} tokens: {d:e}");
     }
     on_gpu.check_integrity().unwrap();
+}
+
+/// Attention that a Hopper GPU computes in f16 has a bound of its own.
+#[test]
+fn attention_in_f16_passes_the_check() {
+    if !image_targets().contains(&"host-nv") {
+        println!("skipped: built without the target host-nv");
+        return;
+    }
+    let hopper = GpuConfig {
+        id: Some("host:nv".parse().unwrap()),
+        ..GpuConfig::default()
+    };
+    let model = load("laguna", GgmlType::F16, Some(2));
+    let tokens = prompt(30, model.config.n_vocab);
+    let config = device::config(&Device::Gpu(hopper));
+    let report = check::check(&model, &config, &tokens, 16, Coverage::Distinct).unwrap();
+    let failures: Vec<&OpCheck> = report.failures().collect();
+    assert!(failures.is_empty(), "{failures:#?}");
+    let mut checks = report.checks.iter();
+    assert!(checks.any(|check| check.bound == check::HALF_ATTENTION_BOUND));
 }

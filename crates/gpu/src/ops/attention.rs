@@ -1,8 +1,10 @@
 //! Attention over the paged KV cache: `kernels/kv/attention_decode.hip` for steps with few rows per sequence,
-//! `kernels/kv/attention_prefill.hip` for others and, where it has a kernel for them, for latent layers.
+//! `kernels/kv/attention_prefill.hip` for others and, where it has a kernel for them, for latent layers. On Hopper,
+//! `attend.rs` has kernels for prompts.
 
 use rocmforge_plan::{Alibi, Growth, Mask, Values};
 
+use super::attend::{self, AttendBlocks};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, Table, kernels, layout};
@@ -101,6 +103,7 @@ pub struct AttentionScratch {
     column_bytes: [u32; COLUMN_BYTES.len()],
     /// Summation orders of the decode kernel of each of [`FAST_WIDTHS`].
     orders: [Orders; FAST_WIDTHS.len()],
+    attends: AttendBlocks,
 }
 
 impl AttentionScratch {
@@ -140,6 +143,7 @@ impl AttentionScratch {
             column_queries,
             column_bytes,
             orders,
+            attends: AttendBlocks::new(gpu, ty)?,
         })
     }
 
@@ -257,7 +261,7 @@ const _: () = assert!(size_of::<DecodeParams>() == 176);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PrefillParams {
+pub(super) struct PrefillParams {
     q: Address,
     out: Address,
     partial: Address,
@@ -564,33 +568,43 @@ pub fn attention(
         scratch,
     };
     call.check();
-    let KvShape {
-        k_dim,
-        v_dim,
-        values,
-        ..
-    } = kv.shape;
-    let is_for_prefill =
-        has_prefill(k_dim, v_dim, values) && k_dim <= scratch.widest_prefill as usize;
-    let is_short = step.max_rows_of_seq <= MAX_DECODE_ROWS && !gpu.takes(Variant::AttentionPrefill);
-    let rows = RowKind::of(queries.scores.mask, queries.scores.alibi);
-    if !is_fast(k_dim, v_dim, values, rows) || gpu.takes(Variant::AttentionGeneric) {
-        call.generic()
-    } else if rows == RowKind::Wide {
-        match is_for_prefill {
-            true => call.prefill(),
-            false => call.generic(),
-        }
-    } else if values == Values::InKeys {
-        match is_for_prefill && !gpu.takes(Variant::AttentionDecode) {
-            true => call.prefill(),
-            false => call.latent(),
-        }
-    } else if is_short || !is_for_prefill || gpu.takes(Variant::AttentionDecode) {
-        call.decode()
-    } else {
-        call.prefill()
+    match call.way() {
+        Way::Generic => call.generic(),
+        Way::Latent => call.latent(),
+        Way::Decode => call.decode(),
+        Way::Prefill => call.prefill(),
     }
+}
+
+/// Whether [`attention`] rounds queries and weights to f16.
+///
+/// # Panics
+/// As [`attention`].
+pub fn attends_in_halves(
+    gpu: &Gpu,
+    queries: &Queries<'_>,
+    kv: &KvLayer<'_>,
+    step: &Step<'_>,
+    scratch: &AttentionScratch,
+) -> bool {
+    let call = Call {
+        gpu,
+        queries,
+        kv,
+        step,
+        scratch,
+    };
+    call.check();
+    call.way() == Way::Prefill && call.attends().is_some()
+}
+
+/// The kernels of an attention operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Generic,
+    Latent,
+    Decode,
+    Prefill,
 }
 
 /// The properties that determine the blocks of a decode launch.
@@ -690,6 +704,38 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
+    fn way(&self) -> Way {
+        let (gpu, scratch) = (self.gpu, self.scratch);
+        let KvShape {
+            k_dim,
+            v_dim,
+            values,
+            ..
+        } = self.kv.shape;
+        let is_for_prefill =
+            has_prefill(k_dim, v_dim, values) && k_dim <= scratch.widest_prefill as usize;
+        let is_short =
+            self.step.max_rows_of_seq <= MAX_DECODE_ROWS && !gpu.takes(Variant::AttentionPrefill);
+        let rows = RowKind::of(self.queries.scores.mask, self.queries.scores.alibi);
+        if !is_fast(k_dim, v_dim, values, rows) || gpu.takes(Variant::AttentionGeneric) {
+            Way::Generic
+        } else if rows == RowKind::Wide {
+            match is_for_prefill {
+                true => Way::Prefill,
+                false => Way::Generic,
+            }
+        } else if values == Values::InKeys {
+            match is_for_prefill && !gpu.takes(Variant::AttentionDecode) {
+                true => Way::Prefill,
+                false => Way::Latent,
+            }
+        } else if is_short || !is_for_prefill || gpu.takes(Variant::AttentionDecode) {
+            Way::Decode
+        } else {
+            Way::Prefill
+        }
+    }
+
     fn cache(&self) -> CacheParams {
         let [k, v] = self.kv.planes();
         CacheParams {
@@ -841,6 +887,16 @@ impl Call<'_> {
         )
     }
 
+    /// The kernel for queries in f16, and the shared memory and queries of its blocks.
+    fn attends(&self) -> Option<(&Kernel<PrefillParams>, [u32; 2])> {
+        if self.gpu.takes(Variant::AttentionExact) {
+            return None;
+        }
+        let n_queries = self.group() * self.step.max_rows_of_seq;
+        let attends = &self.scratch.attends;
+        attends.of(self.gpu, &self.kv.shape, n_queries)
+    }
+
     /// Rows of prompts, and of latent layers in decode steps too.
     fn prefill(&self) -> Result<(), GpuError> {
         let kernels = self.gpu.kernels().attention_prefill.of(self.kv.shape.ty);
@@ -849,7 +905,15 @@ impl Call<'_> {
             n_queries,
             n_threads,
             shared_bytes,
-        } = kernels.of(&self.kv.shape, self.scratch);
+        } = match self.attends() {
+            Some((kernel, [shared_bytes, n_queries])) => Prefill {
+                kernel,
+                n_queries: n_queries as usize,
+                n_threads: attend::THREADS,
+                shared_bytes,
+            },
+            None => kernels.of(&self.kv.shape, self.scratch),
+        };
         let most_rows = self.step.max_rows_of_seq;
         let [tile_rows, tile_heads] = tile_of(self.group(), n_queries, most_rows);
         let n_tiles = most_rows.div_ceil(tile_rows);

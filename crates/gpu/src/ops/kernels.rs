@@ -1,6 +1,7 @@
 //! Every kernel of a device, by the module that it is in.
 
 use super::argmax::ArgmaxKernels;
+use super::attend::AttendKernels;
 use super::attention::{DecodeKernels, PrefillKernels};
 use super::elementwise::ElementwiseKernels;
 use super::formats::{PerFormat, format_modules};
@@ -63,6 +64,7 @@ modules! {
     files {
         argmax: ArgmaxKernels,
         arithmetic: ArithmeticKernels,
+        attend: AttendKernels,
         bandwidth: BandwidthKernels,
         batch: BatchKernels,
         elementwise: ElementwiseKernels,

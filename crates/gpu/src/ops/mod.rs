@@ -1,6 +1,7 @@
 //! One safe function for each operation: checks shapes, picks kernel and grid, launches.
 
 mod argmax;
+mod attend;
 mod attention;
 mod elementwise;
 mod formats;
@@ -28,7 +29,9 @@ mod streams;
 mod tile;
 
 pub use argmax::argmax;
-pub use attention::{AttentionScratch, Queries, RowKind, Scores, attention, check_rows, is_fast};
+pub use attention::{
+    AttentionScratch, Queries, RowKind, Scores, attends_in_halves, attention, check_rows, is_fast,
+};
 pub(crate) use attention::{DecodeExtents, check_heads};
 pub use elementwise::{
     activate, add, add_gated, copy_part, gated_activation, scale, scale_rows, select_rows, soft_cap,

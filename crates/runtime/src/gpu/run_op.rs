@@ -4,7 +4,7 @@ use rocmforge_gpu::ops::{
     self, Conv, ConvPart, ExpertGated, ExpertProduct, Gated, GroupNorm, HeadFactors, HeadNorms,
     Product, Queries, RopeKv, Rotation, Scores,
 };
-use rocmforge_gpu::{Gpu, GpuError, OutMode, Slice};
+use rocmforge_gpu::{Gpu, GpuError, KvLayer, OutMode, Slice};
 
 use super::compile::{ExpertGateOps, LinearDecodeOps, LinearInputsOps, RopeKvOps, Stage};
 use super::memory::Memory;
@@ -215,33 +215,49 @@ impl<'a> Launcher<'a> {
                 let (k, v) = (self.buffer(k), self.buffer(v));
                 ops::kv_append(gpu, &memory.layer(layer), k, v, &step)
             }
-            Op::Attention {
-                layer,
-                n_heads,
-                scores,
-                sinks,
-                q,
-                out,
-            } => {
-                let scores = Scores {
-                    scale: scores.scale,
-                    soft_cap: scores.soft_cap,
-                    growth: scores.growth,
-                    alibi: scores.alibi,
-                    mask: self.plan.kv[layer].mask,
-                };
-                let queries = Queries {
-                    q: self.buffer(q),
-                    n_heads,
-                    scores,
-                    sinks: sinks.map(|sinks| self.weights.vector(sinks)),
-                    out: self.buffer(out),
-                };
-                let kv = memory.layer(layer);
+            Op::Attention { .. } => {
+                let (queries, kv) = self.queries(op);
                 ops::attention(gpu, &queries, &kv, &step, &memory.attention)
             }
             _ => unreachable!("{} is not an attention operation", op.name()),
         }
+    }
+
+    /// The queries of an attention operation, and the layer of the cache that they attend to.
+    fn queries(&self, op: &Op) -> (Queries<'_>, KvLayer<'_>) {
+        let Op::Attention {
+            layer,
+            n_heads,
+            scores,
+            sinks,
+            q,
+            out,
+        } = *op
+        else {
+            unreachable!("{} is not attention", op.name());
+        };
+        let queries = Queries {
+            q: self.buffer(q),
+            n_heads,
+            scores: Scores {
+                scale: scores.scale,
+                soft_cap: scores.soft_cap,
+                growth: scores.growth,
+                alibi: scores.alibi,
+                mask: self.plan.kv[layer].mask,
+            },
+            sinks: sinks.map(|sinks| self.weights.vector(sinks)),
+            out: self.buffer(out),
+        };
+        (queries, self.memory.layer(layer))
+    }
+
+    /// Whether an attention operation rounds queries and weights to f16.
+    pub(super) fn attends_in_halves(&self, op: &Op) -> bool {
+        let Launcher { gpu, memory, .. } = *self;
+        let (queries, kv) = self.queries(op);
+        let step = memory.step.step(self.shape);
+        ops::attends_in_halves(gpu, &queries, &kv, &step, &memory.attention)
     }
 
     /// Computes what depends on states of sequences, and the states after it.

@@ -97,8 +97,11 @@ impl Stepwise for GpuBackend {
 }
 
 impl GpuBackend {
-    /// Whether an operation rounds weights and activations to f16 in a step of `shape`.
+    /// Whether an operation rounds its operands to f16 in a step of `shape`.
     fn is_in_halves(&self, op: &Op, shape: &StepShape) -> bool {
+        if let Op::Attention { .. } = op {
+            return self.launcher(shape).attends_in_halves(op);
+        }
         let Some(x) = op.acts_read() else {
             return false;
         };

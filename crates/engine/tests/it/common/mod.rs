@@ -71,6 +71,13 @@ pub(crate) fn test_gpu() -> Option<GpuConfig> {
     })
 }
 
+/// Like [`test_gpu`], for comparisons near the error of f32.
+pub(crate) fn exact_gpu() -> Option<GpuConfig> {
+    let mut gpu = test_gpu()?;
+    gpu.open.variants = "attention=exact".parse().unwrap();
+    Some(gpu)
+}
+
 /// Returns the path of a variant of forge-mini. Prints that the test is skipped if the file is absent.
 pub(crate) fn forge_mini_file(variant: &str) -> Option<PathBuf> {
     let mut files = forge_mini_files().into_iter();
