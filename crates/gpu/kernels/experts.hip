@@ -7,7 +7,8 @@
 //                scores over their sum, times `scale` and the expert's own. One wave per token.
 // sort:          rows for all choices, sorted by expert and then by token, and the tiles of rows for GEMV and GEMM.
 //                One block of 1024 threads.
-// route_sort:    both in one block, for steps of few tokens.
+// route_sort:    both in one block, for steps of few tokens; route_few: of few choices, one for each of 256 threads,
+//                and tokens, one for each wave.
 // quantize_rows: out[row] = x[token of row], times the weight of the row if there are weights, in an activation form.
 //                Blocks of 256 threads, one or more per row.
 // combine:       out[token] (+)= sum of weight * x[row] over its choices, best first; without weights, sum of x[row].
@@ -69,13 +70,19 @@ struct RouteParams {
            n_used, scores, normalized, n_groups, n_groups_used, scale)
 };
 
+// The largest number of a wave.
+DEV u32 wave_greatest(u32 v) {
+#if defined(GPU_NV)
+    u32 greatest;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(greatest) : "r"(v));
+    return greatest;
+#else
+    return wave_max(v);
+#endif
+}
 DEV u64 wave_best(u64 key) {
-#pragma unroll
-    for (u32 mask = 1; mask < WARP_SIZE; mask *= 2) {
-        u32 low = shuffle_xor((u32)key, mask), high = shuffle_xor((u32)(key >> 32), mask);
-        key = max_of(key, (u64)high << 32 | low);
-    }
-    return key;
+    const u32 high = wave_greatest((u32)(key >> 32));
+    return (u64)high << 32 | wave_greatest((u32)(key >> 32) == high ? (u32)key : 0);
 }
 
 DEV float without_nan(float x) { return (bits<u32>(x) & 0x7fffffffu) > 0x7f800000u ? -__builtin_inff() : x; }
@@ -134,13 +141,60 @@ DEV u32 groups_of(const RouteParams& p, const Scores& scores) {
     return taken;
 }
 
-// Chooses the experts of a token; run by a whole wave. Lane k % WARP_SIZE stores choice k.
-DEV void route_token(const RouteParams& p, u32 token) {
+// The keys of a token's experts that may be chosen. They may be kept in registers, unless there are too many; where a
+// wave has several tokens, gfx90a and gfx942 would spill.
+enum class Keep { No, Few };
+template <Keep KEEP> struct Keys {
+    static constexpr u32 MOST = 256 / WARP_SIZE;
+    const RouteParams& p;
+    const Scores& scores;
+    // One bit each.
+    u32 groups;
+    u64 own[MOST];
+
+    DEV_MEMBER Keys(const RouteParams& params, const Scores& of) : p(params), scores(of) {
+        groups = p.n_groups == 1 ? 1 : groups_of(p, scores);
+        if (!are_kept()) return;
+#pragma unroll
+        for (u32 i = 0; i < MOST; i++) own[i] = key(i * WARP_SIZE + lane());
+    }
+    DEV_MEMBER bool are_kept() const { return KEEP == Keep::Few && p.n_experts <= MOST * WARP_SIZE; }
+    // 0 if the expert may not be chosen.
+    DEV_MEMBER u64 key(u32 expert) const {
+        const u32 known = min_of(expert, p.n_experts - 1);
+        bool may = known == expert;
+        if (p.n_groups > 1) may &= groups >> known / (p.n_experts / p.n_groups) & 1;
+        const u64 of_expert = key_of(without_nan(scores.key(known)), expert);
+        return may ? of_expert : 0;
+    }
+    // Keys are distinct, so the next choice is the largest below the last.
+    DEV_MEMBER u64 next(u64 last) {
+        u64 best = 0;
+        if (are_kept()) {
+#pragma unroll
+            for (u32 i = 0; i < MOST; i++)
+                best = max_of(best, own[i] < last ? own[i] : 0);
+        } else {
+            for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) {
+                const u64 other = key(e);
+                if (other < last && other > best) best = other;
+            }
+        }
+        return wave_best(best);
+    }
+};
+
+// Chooses the experts of a token; run by a whole wave. Lane k % WARP_SIZE stores choice k, and its expert to `also`.
+template <Keep KEEP> DEV void route_token(const RouteParams& p, u32 token, u32* also) {
     const float* logits = p.logits + (u64)token * p.n_experts;
     u32* experts = p.experts + token * p.n_used;
     float* weights = p.weights + token * p.n_used;
+    if (also) also += token * p.n_used;
     if (uniform(p.seq_of_row[token]) == NO_ROW) {
-        for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) experts[k] = NO_EXPERT, weights[k] = 0.0f;
+        for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) {
+            experts[k] = NO_EXPERT, weights[k] = 0.0f;
+            if (also) also[k] = NO_EXPERT;
+        }
         return;
     }
     Scores scores = {p, logits, 0.0f, 1.0f, !p.bias && p.n_groups == 1};
@@ -150,31 +204,81 @@ DEV void route_token(const RouteParams& p, u32 token) {
         scores.max = logit_of(wave_best(best));
         scores.total = sum_of_shares(p, scores);
     }
-    const u32 length = p.n_experts / p.n_groups;
-    const u32 groups = p.n_groups == 1 ? 1 : groups_of(p, scores);
+    Keys<KEEP> keys(p, scores);
     u64 last = ~0ull;
-    float sum = 0.0f;
-    for (u32 k = 0; k < p.n_used; k++) {
-        // Keys are distinct, so the next choice is the largest below the last.
-        u64 best = 0;
-        for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) {
-            if (p.n_groups > 1 && !(groups >> e / length & 1)) continue;
-            const u64 key = key_of(without_nan(scores.key(e)), e);
-            if (key < last && key > best) best = key;
+    u32 mine = 0;
+    float share = 0.0f, sum = 0.0f;
+    for (u32 first = 0; first < p.n_used; first += WARP_SIZE) {
+        const u32 n = min_of(WARP_SIZE, p.n_used - first);
+        for (u32 k = 0; k < n; k++) {
+            last = keys.next(last);
+            if (first + k == 0 && scores.by_logits) scores.max = logit_of(last);
+            if (lane() == k) mine = id_of(last);
         }
-        last = wave_best(best);
-        const u32 expert = id_of(last);
-        if (k == 0 && scores.by_logits) scores.max = logit_of(last);
-        sum += scores.of(expert);
-        if (lane() == k % WARP_SIZE) experts[k] = expert;
+        share = lane() < n ? scores.of(mine) : 0.0f;
+        for (u32 k = 0; k < n; k++) sum += shuffle(share, k);
+        if (lane() < n) {
+            experts[first + lane()] = mine;
+            if (also) also[first + lane()] = mine;
+        }
     }
     // Weights that are normalized need no sum over all experts.
-    if (p.scores == SOFTMAX && scores.by_logits && !p.normalized) scores.total = sum_of_shares(p, scores);
+    const bool divide = p.scores == SOFTMAX && scores.by_logits && !p.normalized;
+    if (divide) scores.total = sum_of_shares(p, scores);
     if (!p.normalized) sum = 1.0f;
     else if (sum < MIN_WEIGHT_SUM) sum = MIN_WEIGHT_SUM;
     for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) {
-        const float weight = scores.of(experts[k]) / sum * p.scale;
-        weights[k] = p.expert_scales ? weight * p.expert_scales[experts[k]] : weight;
+        const u32 expert = p.n_used <= WARP_SIZE ? mine : experts[k];
+        const float weight = (p.n_used <= WARP_SIZE && !divide ? share : scores.of(expert)) / sum * p.scale;
+        weights[k] = p.expert_scales ? weight * p.expert_scales[expert] : weight;
+    }
+}
+
+// Sorts as many choices as a block has threads, one each. Those of padding rows are the last ones.
+DEV void sort_few(const RouteParams& p, const u32* chosen) {
+    // Numbers of tiles of each kind, BITS each: of an expert at its first choice, else 0.
+    SHARED(u32, tiles_of, ROUTE_THREADS);
+    constexpr u32 BITS = 10;
+    static_assert(ROUTE_THREADS < 1 << BITS && N_KINDS * BITS <= 32, "the sums fit");
+    const u32 n = p.n_tokens * p.n_used, i = tid(), expert = i < n ? chosen[i] : NO_EXPERT;
+    u32 before = 0, same = 0, same_before = 0, n_rows = 0;
+    for (u32 j = 0; j < n; j++) {
+        const u32 other = chosen[j];
+        n_rows += other != NO_EXPERT;
+        before += other < expert;
+        same += other == expert;
+        same_before += other == expert && j < i;
+    }
+    const bool is_first = expert != NO_EXPERT && same_before == 0;
+    u32 own = 0;
+#pragma unroll
+    for (u32 kind = 0; kind < N_KINDS; kind++) own |= div_up(same, p.lists[kind].n_rows) << kind * BITS;
+    tiles_of[i] = is_first ? own : 0;
+    barrier();
+    u32 tiles_before = 0, all = 0;
+    for (u32 j = 0; j < n; j++) {
+        all += tiles_of[j];
+        if (chosen[j] < expert) tiles_before += tiles_of[j];
+    }
+    if (i < n) {
+        const u32 row = before + same_before;
+        p.rows[i] = expert == NO_EXPERT ? NO_ROW : row;
+        if (expert != NO_EXPERT) p.tokens[row] = i / p.n_used;
+    }
+    if (i == 0) *p.n_rows = n_rows;
+#pragma unroll
+    for (u32 kind = 0; kind < N_KINDS; kind++) {
+        const TileList& list = p.lists[kind];
+        const auto number = [&](u32 packed) { return packed >> kind * BITS & ((1u << BITS) - 1); };
+        ExpertTile tile = {expert, before, same, number(all)};
+        if (is_first)
+            for (u32 t = 0; t < number(own); t++, tile.first_row += list.n_rows) {
+                tile.n_rows = min_of(before + same - tile.first_row, list.n_rows);
+                store16(list.tiles + number(tiles_before) + t, bits<u32x4>(tile));
+            }
+        tile = {NO_EXPERT, 0, 0, number(all)};
+        for (u32 t = number(all) + i; t < list.len; t += ROUTE_THREADS)
+            store16(list.tiles + t, bits<u32x4>(tile));
     }
 }
 
@@ -290,15 +394,23 @@ DEV void sort_choices(const RouteParams& p) {
 
 KERNEL(route, RouteParams, ROUTE_THREADS) {
     const u32 token = bid_x() * (ROUTE_THREADS / WARP_SIZE) + uniform(wave());
-    if (token < p.n_tokens) route_token(p, token);
+    if (token < p.n_tokens) route_token<Keep::Few>(p, token, nullptr);
 }
 
 KERNEL(sort, RouteParams, SORT_THREADS) { sort_choices(p); }
 
 KERNEL(route_sort, RouteParams, SORT_THREADS) {
-    for (u32 token = uniform(wave()); token < p.n_tokens; token += SORT_WAVES) route_token(p, token);
+    for (u32 token = uniform(wave()); token < p.n_tokens; token += SORT_WAVES) route_token<Keep::No>(p, token, nullptr);
     barrier();
     sort_choices(p);
+}
+
+KERNEL(route_few, RouteParams, ROUTE_THREADS) {
+    SHARED(u32, chosen, ROUTE_THREADS);
+    const u32 token = uniform(wave());
+    if (token < p.n_tokens) route_token<Keep::Few>(p, token, chosen);
+    barrier();
+    sort_few(p, chosen);
 }
 
 struct QuantizeRowsParams {

@@ -159,7 +159,7 @@ fn moe_layers_are_few_launches() {
     let model = Model::load(Arc::new(gguf)).unwrap();
     let steps = observed(&model, &gpu);
     let layer = [
-        "route_sort",
+        "route_few",
         "quantize_rows_q8x32",
         "gemv_tiled_2_1",
         "quantize_q8x32",

@@ -294,6 +294,7 @@ kernels! {
         route: RouteParams,
         sort: RouteParams,
         route_sort: RouteParams,
+        route_few: RouteParams,
         quantize_rows_f32: QuantizeRowsParams,
         quantize_rows_q8x32: QuantizeRowsParams,
         quantize_rows_q8x256: QuantizeRowsParams,
@@ -358,10 +359,13 @@ pub fn route(
         scale: router.scale,
     };
     let kernels = &gpu.kernels().experts;
+    let tokens_of_block = ROUTE_THREADS / super::formats::warp_size(gpu) as u32;
+    if params.n_tokens <= tokens_of_block && params.n_tokens * params.n_used <= ROUTE_THREADS {
+        return gpu.launch(&kernels.route_few, [1, 1, 1], ROUTE_THREADS, 0, &params);
+    }
     if n_tokens <= MAX_SINGLE_BLOCK_TOKENS {
         return gpu.launch(&kernels.route_sort, [1, 1, 1], SORT_THREADS, 0, &params);
     }
-    let tokens_of_block = ROUTE_THREADS / super::formats::warp_size(gpu) as u32;
     let grid = [params.n_tokens.div_ceil(tokens_of_block), 1, 1];
     gpu.launch(&kernels.route, grid, ROUTE_THREADS, 0, &params)?;
     gpu.launch(&kernels.sort, [1, 1, 1], SORT_THREADS, 0, &params)
