@@ -1,10 +1,10 @@
 // Normalization of rows, and quantization of activations (forms: acts.h).
 //
-//     rms_norm:   y = x / sqrt(mean(x^2) + eps) * weight. With `delta`, first x += delta, and x keeps the sum.
+//     rms_norm:   y = x / sqrt(mean(x^2) + eps) * weight
 //     layer_norm: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
 //     quantize:   y = x
 //
-// x, delta [n_rows, width], weight and bias [width]; out: y in one of the forms.
+// x [n_rows, width], weight and bias [width]; out: y in one of the forms, and if `normed` is not null in f32, too.
 //
 // One team of threads per row: a block of 512 (`block`), or 32 lanes of a block of 256 (`team`) for short rows such as
 // heads. Each thread loads 8 neighbouring values at a time and keeps up to 4 such octets in registers. Values of a row
@@ -18,17 +18,17 @@ constexpr u32 BLOCK_THREADS = 512;
 constexpr u32 TEAM_THREADS = 256;
 
 struct NormParams {
-    float* x;
-    const float* delta;
+    const float* x;
     const float* weight;
     const float* bias;
+    float* normed;
     ActsOut out;
     u32 n_rows;
     u32 width;
     float eps;
     // Whether rows are whole octets and all addresses multiples of 16.
     u32 aligned;
-    FIELDS(x, delta, weight, bias, out, n_rows, width, eps, aligned)
+    FIELDS(x, weight, bias, normed, out, n_rows, width, eps, aligned)
 };
 
 // The sum over the N_THREADS that share a row.
@@ -43,17 +43,8 @@ DEV void norm_row(const NormParams& p, u32 row, u32 thread, float* part) {
     constexpr u32 STRIDE = N_THREADS * OCTET;
     const u32 first = thread * OCTET, width = p.width, end = row < p.n_rows ? width : 0;
     const u64 base = (u64)row * width;
-    float* x = p.x + base;
-    auto take = [&](u32 at) {
-        Octet o = load_octet(x, at, end, p.aligned);
-        if (p.delta) {
-            Octet d = load_octet(p.delta + base, at, end, p.aligned);
-#pragma unroll
-            for (u32 i = 0; i < OCTET; i++) o.v[i] += d.v[i];
-            store_octet(x, at, end, p.aligned, o);
-        }
-        return o;
-    };
+    const float* x = p.x + base;
+    auto take = [&](u32 at) { return load_octet(x, at, end, p.aligned); };
     Octet held[HELD];
     float sum = 0;
 #pragma unroll
@@ -70,7 +61,7 @@ DEV void norm_row(const NormParams& p, u32 row, u32 thread, float* part) {
 #pragma unroll
         for (u32 h = 0; h < HELD; h++) sum = Norm::second(sum, held[h], shift, first + h * STRIDE, end);
         for (u32 start = HELD * STRIDE; start < width; start += STRIDE)
-            sum = Norm::second(sum, load_octet(x, start + first, end, p.aligned), shift, start + first, end);
+            sum = Norm::second(sum, take(start + first), shift, start + first, end);
         mean = team_sum<N_THREADS>(sum, part + N_THREADS / WARP_SIZE) / (float)width;
     }
     float scale = 1.0f / sqrt_of(mean + p.eps);
@@ -85,13 +76,14 @@ DEV void norm_row(const NormParams& p, u32 row, u32 thread, float* part) {
 #pragma unroll
             for (u32 i = 0; i < OCTET; i++) y.v[i] = o.v[i] * scale * w.v[i];
         }
+        if (p.normed) store_octet(p.normed + base, at, end, p.aligned, y);
         Form::put(p.out, base, at, end, p.aligned, y);
     };
 #pragma unroll
     for (u32 h = 0; h < HELD; h++)
         if (h * STRIDE < width) put(first + h * STRIDE, held[h]);
     for (u32 start = HELD * STRIDE; start < width; start += STRIDE)
-        put(start + first, load_octet(x, start + first, end, p.aligned));
+        put(start + first, take(start + first));
 }
 
 struct Rms {

@@ -174,6 +174,10 @@ fn merged_name(ops: &[Op]) -> &'static str {
         "linear_inputs"
     } else if has(|op| matches!(op, Op::ExpertMatMul { .. })) {
         "expert_gate"
+    } else if has(|op| matches!(op, Op::CombineExperts { .. })) {
+        "combine_experts"
+    } else if has(|op| matches!(op, Op::Quantize { .. })) {
+        "norm_quantize"
     } else {
         "rope_kv"
     }

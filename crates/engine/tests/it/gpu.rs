@@ -439,14 +439,14 @@ test_cases! {
     gemma3("gemma3", 5, 0),
     llama("llama", 3, 0),
     olmo2("olmo2", 3, 0),
-    mixtral("mixtral", 3, 3),
+    mixtral("mixtral", 3, 4),
     // Gate and up are in one tensor, and the sum of the experts has a norm.
     gemma4_moe("gemma4_moe", 5, 2),
 }
 
 /// Counts the launches of fused operations: the norms of query and key heads, both rotations and the append
-/// (`n_together` operations per layer); in mixture-of-experts layers also gate, up and activation, and the sum of the
-/// experts and its addition (`n_of_experts` launches fewer per such layer). Norms of whole rows are not fused.
+/// (`n_together` operations per layer); in mixture-of-experts layers also gate, up and activation, the sum of the experts
+/// and its addition, and the norm before the router and its conversion (`n_of_experts` launches fewer per such layer).
 fn fused_operations_share_a_launch(name: &str, n_together: usize, n_of_experts: usize) {
     let Some(gpu) = test_gpu() else { return };
     let n_passes = |model: &Model, variants: &str| {

@@ -11,8 +11,10 @@ use crate::kv::{KvShape, KvType};
 
 /// Threads of a block: `ATTEND_THREADS` of `kernels/hopper/attend.h`.
 pub(super) const THREADS: u32 = 256;
-/// With fewer queries per KV head, most of a block's places would stay empty.
+/// With fewer queries per KV head, most of a block's places would stay empty. Latent layers have no other kernel that
+/// reads a key once for so many.
 const MIN_QUERIES: usize = 64;
+const MIN_QUERIES_OF_LATENT: usize = 16;
 
 kernels! {
     struct AttendKernels {
@@ -68,7 +70,11 @@ impl AttendBlocks {
         shape: &KvShape,
         n_queries: usize,
     ) -> Option<(&'g Kernel<PrefillParams>, [u32; 2])> {
-        let blocks = self.0.as_ref().filter(|_| n_queries >= MIN_QUERIES)?;
+        let least = match shape.values {
+            Values::Apart => MIN_QUERIES,
+            Values::InKeys => MIN_QUERIES_OF_LATENT,
+        };
+        let blocks = self.0.as_ref().filter(|_| n_queries >= least)?;
         let all = &gpu.kernels().attend;
         let (kernel, place) = match (shape.values, shape.k_dim, shape.v_dim) {
             (Values::Apart, 64, 64) => (&all.attend_64, 0),

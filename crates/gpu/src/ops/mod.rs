@@ -52,9 +52,7 @@ pub use linear_layer::{
 };
 pub use mask::{forbid, mask_words};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
-pub use norm::{
-    add_rms_norm_quantize, check_values, layer_norm, quantize, rms_norm, rms_norm_quantize,
-};
+pub use norm::{check_values, layer_norm, quantize, rms_norm, rms_norm_quantize};
 pub use products::{ExpertGated, expert_gated_products, expert_products, gated_products, products};
 pub use recurrent::{Conv, causal_conv, check_linear_heads, linear_attention};
 pub(crate) use rope_kv::check_append;

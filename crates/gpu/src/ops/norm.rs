@@ -43,9 +43,9 @@ layout!(ActsOut {
 #[derive(Clone, Copy)]
 struct NormParams {
     x: Address,
-    delta: Address,
     weight: Address,
     bias: Address,
+    normed: Address,
     out: ActsOut,
     n_rows: u32,
     width: u32,
@@ -55,9 +55,9 @@ struct NormParams {
 
 layout!(NormParams {
     x,
-    delta,
     weight,
     bias,
+    normed,
     out,
     n_rows,
     width,
@@ -147,7 +147,8 @@ pub fn rms_norm(
     norm.launch(gpu, Kind::Rms, &f32_acts(out, weight.len()))
 }
 
-/// [`rms_norm`] of the rows of `x`, written in the form of `out`. Gives the same bits as [`quantize`] of its result.
+/// [`rms_norm`] of the rows of `x`, written in the form of `out`, and to `normed` if there is one. Gives the same bits as
+/// [`quantize`] of its result.
 ///
 /// # Panics
 /// If the shapes do not match.
@@ -156,26 +157,14 @@ pub fn rms_norm_quantize(
     x: Slice<'_, f32>,
     weight: Slice<'_, f32>,
     eps: f32,
+    normed: Option<Slice<'_, f32>>,
     out: &Acts<'_>,
 ) -> Result<(), GpuError> {
-    Norm::new(x, weight, eps).launch(gpu, Kind::Rms, out)
-}
-
-/// Computes `x += delta`, then [`rms_norm_quantize`] of the sum.
-///
-/// # Panics
-/// If the shapes do not match.
-pub fn add_rms_norm_quantize(
-    gpu: &Gpu,
-    delta: Slice<'_, f32>,
-    x: Slice<'_, f32>,
-    weight: Slice<'_, f32>,
-    eps: f32,
-    out: &Acts<'_>,
-) -> Result<(), GpuError> {
-    assert_eq!(delta.len(), x.len(), "delta has the shape of x");
     let mut norm = Norm::new(x, weight, eps);
-    norm.delta = delta.address();
+    if let Some(normed) = normed {
+        assert_eq!(normed.len(), x.len(), "normed has the shape of x");
+        norm.normed = normed.address();
+    }
     norm.launch(gpu, Kind::Rms, out)
 }
 
@@ -206,9 +195,9 @@ enum Kind {
 /// The operands of a norm.
 struct Norm {
     x: Address,
-    /// Null if there is none.
-    delta: Address,
     bias: Address,
+    /// Null if there is none.
+    normed: Address,
     weight: Address,
     n_rows: usize,
     width: usize,
@@ -224,8 +213,8 @@ impl Norm {
         );
         Norm {
             x: x.address(),
-            delta: Address::NULL,
             bias: Address::NULL,
+            normed: Address::NULL,
             weight: weight.address(),
             n_rows: x.len() / width,
             width,
@@ -254,16 +243,16 @@ impl Norm {
         };
         let pointers = [
             self.x,
-            self.delta,
             self.weight,
             self.bias,
+            self.normed,
             out.values.address(),
         ];
         let params = NormParams {
             x: self.x,
-            delta: self.delta,
             weight: self.weight,
             bias: self.bias,
+            normed: self.normed,
             out: acts_out(out),
             n_rows: self.n_rows as u32,
             width: self.width as u32,

@@ -222,18 +222,13 @@ fn fused_norm_matches_separate_kernels() {
     let mut random = Random(6);
     for gpu in common::gpus_with(&["norms=block", "loads=narrow"]) {
         for (width, n_rows) in [(32, 3), (77, 2), (256, 9), (1024, 2), (2816, 2), (16640, 1)] {
-            let (x, delta) = (
-                random.normals(n_rows * width),
-                random.normals(n_rows * width),
-            );
+            let values = random.normals(n_rows * width);
             let weight = gpu.upload(&random.normals(width)).unwrap();
-            let d_delta = gpu.upload(&delta).unwrap();
-            let sum = gpu.upload(&x).unwrap();
-            ops::add(&gpu, d_delta.as_slice(), sum.as_slice()).unwrap();
-            let normed = gpu.alloc::<f32>(x.len()).unwrap();
+            let x = gpu.upload(&values).unwrap();
+            let normed = gpu.alloc::<f32>(values.len()).unwrap();
             ops::rms_norm(
                 &gpu,
-                sum.as_slice(),
+                x.as_slice(),
                 weight.as_slice(),
                 EPS,
                 normed.as_slice(),
@@ -261,19 +256,14 @@ fn fused_norm_matches_separate_kernels() {
                     }
                 };
                 let (w, out) = (weight.as_slice(), acts.rows(n_rows));
-                ops::rms_norm_quantize(&gpu, sum.as_slice(), w, EPS, &out).unwrap();
+                ops::rms_norm_quantize(&gpu, x.as_slice(), w, EPS, None, &out).unwrap();
                 check(&acts, &what);
-                let dx = gpu.upload(&x).unwrap();
+                let kept = gpu.alloc::<f32>(values.len()).unwrap();
                 let acts = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
-                let out = acts.rows(n_rows);
-                ops::add_rms_norm_quantize(&gpu, d_delta.as_slice(), dx.as_slice(), w, EPS, &out)
-                    .unwrap();
-                check(&acts, &format!("added: {what}"));
-                assert_eq!(
-                    gpu.read(dx.as_slice::<f32>()).unwrap(),
-                    gpu.read(sum.as_slice::<f32>()).unwrap(),
-                    "{what}: x keeps the sum"
-                );
+                let (also, out) = (Some(kept.as_slice()), acts.rows(n_rows));
+                ops::rms_norm_quantize(&gpu, x.as_slice(), w, EPS, also, &out).unwrap();
+                check(&acts, &format!("and f32: {what}"));
+                assert_eq!(gpu.read(kept.as_slice::<f32>()).unwrap(), normed, "{what}");
             }
         }
     }

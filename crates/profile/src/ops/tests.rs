@@ -5,7 +5,7 @@ use std::time::Instant;
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
-use rocmforge_plan::{Activation, ConvForm, Fusion};
+use rocmforge_plan::{Activation, ConvForm, Fusion, RoutingId, Weighed};
 use rocmforge_plan::{SeqShape, Side};
 use rocmforge_runtime::times::{LaunchTime, PartTime};
 
@@ -214,6 +214,28 @@ fn names_merged_operations() {
         out: BufferId(3),
     };
     assert_eq!(merged_name(&[conv, gate.clone()]), "linear_inputs");
+    let norm = Op::RmsNorm {
+        x: BufferId(0),
+        weight: WeightId(0),
+        eps: 1e-5,
+        out: BufferId(1),
+    };
+    let quantize = Op::Quantize {
+        x: BufferId(1),
+        out: ActsId(0),
+    };
+    assert_eq!(merged_name(&[norm, quantize]), "norm_quantize");
+    let sum = Op::CombineExperts {
+        x: BufferId(0),
+        routing: RoutingId(0),
+        weighed: Weighed::Outputs,
+        out: BufferId(1),
+    };
+    let add = Op::Add {
+        x: BufferId(1),
+        out: BufferId(2),
+    };
+    assert_eq!(merged_name(&[sum, add]), "combine_experts");
     assert_eq!(merged_name(&[gate.clone(), gate]), "rope_kv");
 }
 

@@ -19,6 +19,8 @@ pub(crate) use linear::{LinearDecodeOps, LinearInputsOps};
 pub(crate) enum Stage {
     /// A single operation, by index.
     One(usize),
+    /// The norm of rows, and the conversion of its result, which others read, too.
+    NormQuantize { first: usize, ops: NormQuantizeOps },
     /// Optional norms of the query and key heads, RoPE of queries and keys, and the append to the KV cache.
     RopeKv { first: usize, ops: RopeKvOps },
     /// Gate and up projections of MoE experts, and the gated activation.
@@ -36,6 +38,16 @@ pub(crate) enum Stage {
     LinearInputs { first: usize, ops: LinearInputsOps },
     /// Linear attention with the norm and gate after it. The operations run one by one if a sequence has several rows.
     LinearDecode { first: usize, ops: LinearDecodeOps },
+}
+
+/// The operands of [`Stage::NormQuantize`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct NormQuantizeOps {
+    pub(crate) x: BufferId,
+    pub(crate) weight: WeightId,
+    pub(crate) eps: f32,
+    pub(crate) normed: BufferId,
+    pub(crate) out: ActsId,
 }
 
 /// The operands of [`Stage::RopeKv`].
@@ -84,6 +96,7 @@ impl Stage {
     pub(crate) fn ops(&self) -> Range<usize> {
         match *self {
             Stage::One(index) => index..index + 1,
+            Stage::NormQuantize { first, .. } => first..first + 2,
             Stage::RopeKv { first, ops } => first..first + if ops.norms.is_some() { 5 } else { 3 },
             Stage::ExpertGate { first, .. } => first..first + 3,
             Stage::CombineAdd { first, .. } => first..first + 2,
@@ -95,7 +108,7 @@ impl Stage {
     /// Returns the buffers that the unfused operations write but this stage leaves undefined.
     pub(crate) fn undefined(&self) -> Vec<BufferId> {
         match *self {
-            Stage::One(_) => vec![],
+            Stage::One(_) | Stage::NormQuantize { .. } => vec![],
             Stage::RopeKv { ops, .. } => vec![ops.k_unwritten],
             Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
             Stage::CombineAdd { sum_unwritten, .. } => vec![sum_unwritten],
@@ -127,6 +140,7 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
             };
             let merged = rope_kv
                 .map(|ops| Stage::RopeKv { first: at, ops })
+                .or_else(|| norm_quantize(plan, weights, range.clone()))
                 .or_else(|| expert_gate(plan, range.clone()))
                 .or_else(|| combine_add(plan, range.clone()))
                 .or_else(|| {
@@ -157,6 +171,33 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
         Segment { ops, stages }
     });
     segments.collect()
+}
+
+/// Matches the norm of rows whose result is converted next.
+fn norm_quantize(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<Stage> {
+    let first = range.start;
+    let &[
+        Op::RmsNorm {
+            x,
+            weight,
+            eps,
+            out: normed,
+        },
+        Op::Quantize { x: read, out },
+        ..,
+    ] = &plan.ops[range]
+    else {
+        return None;
+    };
+    let is_whole_row = weights.vector(weight).len() == plan.buffers[normed.0 as usize].width;
+    let ops = NormQuantizeOps {
+        x,
+        weight,
+        eps,
+        normed,
+        out,
+    };
+    (read == normed && is_whole_row).then_some(Stage::NormQuantize { first, ops })
 }
 
 /// Matches two expert GEMMs of the same rows whose results are used only by a gated activation.

@@ -6,7 +6,9 @@ use rocmforge_gpu::ops::{
 };
 use rocmforge_gpu::{Gpu, GpuError, KvLayer, OutMode, Slice};
 
-use super::compile::{ExpertGateOps, LinearDecodeOps, LinearInputsOps, RopeKvOps, Stage};
+use super::compile::{
+    ExpertGateOps, LinearDecodeOps, LinearInputsOps, NormQuantizeOps, RopeKvOps, Stage,
+};
 use super::memory::Memory;
 use super::step::StepShape;
 use super::weights::DeviceWeights;
@@ -30,6 +32,7 @@ impl<'a> Launcher<'a> {
     pub(crate) fn run(&self, stage: &Stage) -> Result<(), GpuError> {
         match stage {
             Stage::One(index) => self.run_op(&self.plan.ops[*index]),
+            Stage::NormQuantize { ops, .. } => self.norm_quantize(ops),
             Stage::RopeKv { ops, .. } => self.rope_kv(ops),
             Stage::ExpertGate { ops, .. } => self.expert_gate(ops),
             Stage::CombineAdd {
@@ -160,10 +163,20 @@ impl<'a> Launcher<'a> {
                 out,
             } => {
                 let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
-                ops::rms_norm_quantize(gpu, x, weights.vector(weight), eps, &out)
+                ops::rms_norm_quantize(gpu, x, weights.vector(weight), eps, None, &out)
             }
             _ => unreachable!("{} is not a norm or quantization", op.name()),
         }
+    }
+
+    fn norm_quantize(&self, ops: &NormQuantizeOps) -> Result<(), GpuError> {
+        let Launcher { gpu, memory, .. } = *self;
+        let (x, normed) = (self.buffer(ops.x), self.buffer(ops.normed));
+        let (weight, out) = (
+            self.weights.vector(ops.weight),
+            memory.acts(ops.out, self.shape),
+        );
+        ops::rms_norm_quantize(gpu, x, weight, ops.eps, Some(normed), &out)
     }
 
     /// Multiplies activations with weight matrices.
