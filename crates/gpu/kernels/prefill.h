@@ -74,12 +74,12 @@ struct PrefillJob {
         SeqRows rows = rows_of(p, seq);
         u32 n_tiles = div_up(rows.n_rows, p.tile_rows);
         PrefillJob none{p, rows, seq, 0, 0, 0, 0, 0, 0, 1, 0, split, 0};
-        if (bid_x() >= n_tiles) return none;
-        // The last tiles have the most positions and start first.
-        u32 first_row = (n_tiles - 1 - bid_x()) * p.tile_rows;
+        if (bid_y() >= n_tiles) return none;
+        // The last tiles of all heads have the most positions and start first.
+        u32 first_row = (n_tiles - 1 - bid_y()) * p.tile_rows;
         u32 n_rows = min_of(p.tile_rows, rows.n_rows - first_row);
         u32 group = p.n_heads / p.cache.n_kv_heads, parts = div_up(group, p.tile_heads);
-        u32 kv_head = bid_y() / parts, in_group = bid_y() % parts * p.tile_heads;
+        u32 kv_head = bid_x() / parts, in_group = bid_x() % parts * p.tile_heads;
         u32 first_pos = rows.first_pos + first_row;
         Splits splits = Splits::of(p, rows);
         if (split >= splits.n_used) return none;

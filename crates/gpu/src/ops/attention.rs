@@ -952,7 +952,7 @@ impl Call<'_> {
             grain: grain as u32,
             pad: 0,
         };
-        let grid = [n_tiles as u32, n_blocks as u32, (n_seqs * n_splits) as u32];
+        let grid = [n_blocks as u32, n_tiles as u32, (n_seqs * n_splits) as u32];
         self.gpu
             .launch(kernel, grid, n_threads, shared_bytes, &params)?;
         if n_splits == 1 {

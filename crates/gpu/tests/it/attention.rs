@@ -519,21 +519,21 @@ fn kernels_by_widths() {
         (Case::new(1, 1, 512, &[]), "decode_512_1", "prefill_512"),
         (wider, "decode_192_128_1", "prefill_192_128"),
         (
-            latent(3, [576, 512], &[]),
+            latent(2, [576, 512], &[]),
             "prefill_latent_576_512",
             "prefill_latent_576_512",
         ),
         (
-            latent(3, [320, 256], &[]),
+            latent(2, [320, 256], &[]),
             "prefill_latent_320_256",
             "prefill_latent_320_256",
         ),
         (
-            latent(3, [288, 256], &[]),
+            latent(2, [288, 256], &[]),
             "prefill_latent_288_256",
             "prefill_latent_288_256",
         ),
-        (latent(3, [96, 64], &[]), "decode_latent", "decode_latent"),
+        (latent(2, [96, 64], &[]), "decode_latent", "decode_latent"),
     ] {
         for (n_rows, wanted) in [(1, decode), (6, prompt)] {
             let case = Case {
@@ -554,6 +554,33 @@ fn kernels_by_widths() {
                 assert_eq!(first, Some(wanted), "{} rows on {}", n_rows, gpu.target());
             }
         }
+    }
+}
+
+/// Rows of prompts on Hopper, of latent layers also few rows: as soon as there are enough queries.
+#[test]
+fn kernels_of_hopper() {
+    let hopper = common::gpus()
+        .into_iter()
+        .find(|gpu| gpu.target() == "host-nv");
+    let Some(gpu) = hopper else {
+        println!("skipped: built without the target host-nv");
+        return;
+    };
+    let wide = Case::new(8, 1, 128, &[]);
+    for (base, n_rows, wanted) in [
+        (wide.clone(), 7, "prefill_128"),
+        (wide.clone(), 8, "attend_128"),
+        (wide.of(KvType::Q8_0), 8, "prefill_128"),
+        (latent(5, [320, 256], &[]), 3, "prefill_latent_320_256"),
+        (latent(16, [320, 256], &[]), 1, "attend_latent_320_256"),
+    ] {
+        let case = Case {
+            seqs: vec![(0, n_rows)],
+            ..base
+        };
+        let (_, launched) = kernels(&gpu, &Data::new(&case), &case);
+        assert_eq!(launched.split(' ').next(), Some(wanted), "{n_rows} rows");
     }
 }
 
