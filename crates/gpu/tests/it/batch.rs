@@ -403,7 +403,7 @@ fn rejects_invalid_batches_with_a_reason() {
 fn in_flight_batches() {
     for gpu in common::gpus() {
         let random = &mut Random(25);
-        let cases: Vec<Case> = [GgmlType::Q8_0, GgmlType::Q5_K, GgmlType::F32]
+        let cases: Vec<Case> = [GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::F32]
             .into_iter()
             .zip([1, 2, 1])
             .map(|(ty, n_rows)| Case::new(ty, [20, 256], n_rows, random))
