@@ -122,9 +122,14 @@ fn faults_of(reports: &[Report]) -> Vec<String> {
     lines.collect()
 }
 
+/// Images to disassemble at once. They must be for one target, since the disassembler takes that of the first for all.
+const AT_ONCE: usize = 16;
+
 /// Examines images in parallel.
 fn examine_all(images: &[Image]) -> Result<Vec<Report>> {
     let tools = Tools::find()?;
+    let of_targets = images.chunk_by(|one, other| one.target == other.target);
+    let some: Vec<&[Image]> = of_targets.flat_map(|all| all.chunks(AT_ONCE)).collect();
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Result<Vec<Report>>)>> = Mutex::default();
     thread::scope(|scope| {
@@ -132,11 +137,8 @@ fn examine_all(images: &[Image]) -> Result<Vec<Report>> {
             scope.spawn(|| {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(image) = images.get(at) else { break };
-                    let reports = image
-                        .object()
-                        .and_then(|object| examine(&tools, &image.module, &image.target, &object))
-                        .with_context(|| format!("{} for {}", image.module, image.target));
+                    let Some(images) = some.get(at) else { break };
+                    let reports = examine_some(&tools, images);
                     done.lock()
                         .expect("nothing panics in it")
                         .push((at, reports));
@@ -153,13 +155,28 @@ fn examine_all(images: &[Image]) -> Result<Vec<Report>> {
     Ok(all)
 }
 
-/// Reports on all kernels of an object file.
-fn examine(tools: &Tools, module: &str, target: &str, object: &[u8]) -> Result<Vec<Report>> {
+/// Reports on all kernels of some images.
+fn examine_some(tools: &Tools, images: &[Image]) -> Result<Vec<Report>> {
+    let what = |image: &Image| format!("{} for {}", image.module, image.target);
+    let mut objects = Vec::new();
+    for image in images {
+        let object = image.object().with_context(|| what(image))?;
+        objects.push((format!("{}.{}", image.module, image.target), object));
+    }
+    let mut all = Vec::new();
+    for (image, (listing, notes)) in images.iter().zip(tools.take_apart(&objects)?) {
+        let reports = examine(&image.module, &image.target, &listing, &notes);
+        all.extend(reports.with_context(|| what(image))?);
+    }
+    Ok(all)
+}
+
+/// Reports on all kernels of an object file, from its disassembly and notes.
+fn examine(module: &str, target: &str, listing: &str, notes: &str) -> Result<Vec<Report>> {
     let machine = machine::of(target).context("there is no reference card")?;
-    let (listing, notes) = tools.take_apart(&format!("{module}.{target}"), object)?;
-    let mut kernels = metadata::parse(&notes);
+    let mut kernels = metadata::parse(notes);
     let mut reports = Vec::new();
-    for code in code::parse(&listing) {
+    for code in code::parse(listing) {
         let metadata = kernels
             .remove(&code.name)
             .with_context(|| format!("{} is a function that was not inlined", code.name))?;

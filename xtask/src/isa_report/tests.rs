@@ -25,7 +25,9 @@ fn faults(name: &str, target: &str, source: &str) -> Option<Vec<Fault>> {
     let bytes = fs::read(&object).unwrap();
     fs::remove_file(source_file).unwrap();
     fs::remove_file(object).unwrap();
-    let reports = examine(&tools, &format!("test-{name}"), target, &bytes).unwrap();
+    let object = (format!("test-{name}.{target}"), bytes);
+    let (listing, notes) = tools.take_apart(&[object]).unwrap().remove(0);
+    let reports = examine(name, target, &listing, &notes).unwrap();
     assert_eq!(reports.len(), 1);
     Some(reports[0].faults.iter().map(|(fault, _)| *fault).collect())
 }

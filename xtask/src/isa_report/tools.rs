@@ -23,14 +23,33 @@ impl Tools {
         })
     }
 
-    /// Returns the disassembly and the text of the notes.
-    pub(crate) fn take_apart(&self, name: &str, object: &[u8]) -> Result<(String, String)> {
-        let file = images::cache()?.join(format!("{name}.{}.tmp", std::process::id()));
-        fs::write(&file, object)?;
-        let listing = output(&self.objdump, "-d", &file);
-        let notes = output(&self.readobj, "--notes", &file);
-        fs::remove_file(&file)?;
-        Ok((listing?, notes?))
+    /// Returns the disassembly and the text of the notes of each named object. The programs take longer to start than to
+    /// read an object, so many should be given at once.
+    pub(crate) fn take_apart(
+        &self,
+        objects: &[(String, Vec<u8>)],
+    ) -> Result<Vec<(String, String)>> {
+        let folder = images::cache()?;
+        let file = |name: &String| folder.join(format!("{name}.{}.tmp", std::process::id()));
+        let files: Vec<PathBuf> = objects.iter().map(|(name, _)| file(name)).collect();
+        for (file, (_, object)) in files.iter().zip(objects) {
+            fs::write(file, object)?;
+        }
+        let listings = output(&self.objdump, "-d", &files);
+        let notes = output(&self.readobj, "--notes", &files);
+        for file in &files {
+            fs::remove_file(file)?;
+        }
+        let starts = |start: fn(&Path) -> String| files.iter().map(|file| start(file)).collect();
+        let listings = parts(
+            &listings?,
+            starts(|file| format!("{}:\tfile format", file.display())),
+        )?;
+        let notes = parts(
+            &notes?,
+            starts(|file| format!("File: {}\n", file.display())),
+        )?;
+        Ok(listings.into_iter().zip(notes).collect())
     }
 }
 
@@ -53,8 +72,22 @@ fn find(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("{name} was not found; install llvm-22"))
 }
 
-fn output(program: &Path, argument: &str, file: &Path) -> Result<String> {
-    let output = Command::new(program).arg(argument).arg(file).output()?;
+/// Divides the output of a program by files; the part of each begins with its text in `starts`.
+fn parts(output: &str, starts: Vec<String>) -> Result<Vec<String>> {
+    let mut at = Vec::new();
+    for start in starts {
+        let found = output.find(&start);
+        at.push(found.with_context(|| format!("{start:?} is not in the output"))?);
+    }
+    at.push(output.len());
+    Ok(at
+        .windows(2)
+        .map(|at| output[at[0]..at[1]].into())
+        .collect())
+}
+
+fn output(program: &Path, argument: &str, files: &[PathBuf]) -> Result<String> {
+    let output = Command::new(program).arg(argument).args(files).output()?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("{} {argument}: {said}", program.display());
