@@ -4,6 +4,7 @@
 use rocmforge_engine::RequestError;
 use rocmforge_model::LoadError;
 use rocmforge_testkit::models as synth;
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -352,12 +353,17 @@ fn every_metadata_key_has_an_effect() {
             true,
         ),
     ];
+    let mut models = HashMap::new();
     for (name, key, value, counts) in cases {
-        let mut changed = writer(name);
-        let before = last_logits(&load(&changed).unwrap(), &prompt);
+        let (model, before) = models.entry(name).or_insert_with(|| {
+            let model = writer(name);
+            let logits = last_logits(&load(&model).unwrap(), &prompt);
+            (model, logits)
+        });
+        let mut changed = model.clone();
         changed.set(key, value);
         let after = last_logits(&load(&changed).unwrap(), &prompt);
-        assert_eq!(before != after, counts, "{key}");
+        assert_eq!(*before != after, counts, "{key}");
     }
 }
 
@@ -739,8 +745,9 @@ fn rejects_invalid_metadata() {
             "RoPE scaling `dynamic`",
         ),
     ];
+    let mut models = HashMap::new();
     for (name, key, value, wanted) in cases {
-        let mut changed = writer(name);
+        let mut changed: Writer<'_> = models.entry(name).or_insert_with(|| writer(name)).clone();
         changed.set(key, value);
         let message = load(&changed).unwrap_err().to_string();
         assert!(message.contains(wanted), "{key}: {message}");
