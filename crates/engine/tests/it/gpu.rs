@@ -59,12 +59,14 @@ test_cases! {
 }
 
 fn dense_logits_match_cpu(name: &str, ty: GgmlType, bound: f64) {
-    assert_logits(
-        &model(name, ty),
-        &format!("{name} {ty:?}"),
-        bound,
-        &[1, 17, 40],
-    );
+    // Codes that are points of a lattice are searched for, which takes most of the time. Their architectures are compared
+    // whole in other formats.
+    let is_searched = ty.name().starts_with("IQ") && !ty.name().starts_with("IQ4");
+    let model = match is_searched {
+        true => short_model(name, ty, 2),
+        false => model(name, ty),
+    };
+    assert_logits(&model, &format!("{name} {ty:?}"), bound, &[1, 17, 40]);
 }
 
 test_cases! {
@@ -260,12 +262,17 @@ fn logprobs(engine: &mut Engine, prompts: &[Vec<u32>], n: usize) -> Vec<(u32, u3
 
 test_cases! {
     graphs_and_launches_are_bit_identical:
-    qwen3_q8_0("qwen3", GgmlType::Q8_0, 2),
-    qwen2moe_q4_k("qwen2moe", GgmlType::Q4_K, 1),
+    qwen3_q8_0("qwen3", GgmlType::Q8_0, 2, &[(Graphs::On, 1), (Graphs::On, 2), (Graphs::Off, 2)]),
+    qwen2moe_q4_k("qwen2moe", GgmlType::Q4_K, 1, &[(Graphs::On, 2)]),
 }
 
 /// Compares graphs with single launches, one and two steps in flight, sampled on the host and on the GPU.
-fn graphs_and_launches_are_bit_identical(name: &str, ty: GgmlType, n_layers: usize) {
+fn graphs_and_launches_are_bit_identical(
+    name: &str,
+    ty: GgmlType,
+    n_layers: usize,
+    others: &[(Graphs, usize)],
+) {
     let Some(gpu) = test_gpu() else { return };
     let model = short_model(name, ty, n_layers);
     let run = |graphs, steps_in_flight| {
@@ -284,9 +291,13 @@ fn graphs_and_launches_are_bit_identical(name: &str, ty: GgmlType, n_layers: usi
         (bits, generate(&mut engine, &prompts, 6))
     };
     let expected = run(Graphs::Off, 1);
-    assert_eq!(run(Graphs::On, 1), expected, "{name}");
-    assert_eq!(run(Graphs::On, 2), expected, "{name}");
-    assert_eq!(run(Graphs::Off, 2), expected, "{name}");
+    for &(graphs, steps_in_flight) in others {
+        let got = run(graphs, steps_in_flight);
+        assert_eq!(
+            got, expected,
+            "{name}, {graphs:?}, {steps_in_flight} steps in flight"
+        );
+    }
 }
 
 /// Returns sampling parameters of every kind that the GPU samples. It leaves the fifth to the host.
@@ -348,12 +359,7 @@ fn sampled(
 
 #[test]
 fn sampled_tokens_match_cpu() {
-    let variants = [
-        (Graphs::Off, 1),
-        (Graphs::Off, 2),
-        (Graphs::On, 1),
-        (Graphs::On, 2),
-    ];
+    let variants = [(Graphs::Off, 1), (Graphs::On, 2)];
     let model = short_model("llama", GgmlType::F32, 1);
     assert_sampled(&model, 6, &[1..2, 0..4, 2..6], &variants);
 }
@@ -462,7 +468,7 @@ fn fused_operations_share_a_launch(name: &str, n_together: usize, n_of_experts: 
         // A prefill and a decode step.
         report.n_ops / 2
     };
-    let model = model(name, GgmlType::Q4_0);
+    let model = short_model(name, GgmlType::Q4_0, 2);
     let ops = model.compiled_plan(Fusion::On).ops;
     let n_mixtures = ops.iter().filter(|op| op.name() == "route").count();
     let n_ops = ops.len() - n_mixtures * n_of_experts;
@@ -480,7 +486,7 @@ test_cases! {
 
 fn forced_variants_match_cpu(name: &str, ty: GgmlType, bound: f64) {
     let Some(gpu) = test_gpu() else { return };
-    let model = model(name, ty);
+    let model = short_model(name, ty, 2);
     let mut cpu = Engine::start(&model, None, &config(&Device::Cpu)).unwrap();
     // The longer prompt has more rows than a GEMV takes.
     let prompts = [1, 12].map(|n| synth::prompt(n, model.config.n_vocab));
