@@ -39,6 +39,7 @@ const RARE: &[&str] = &[
     "kv_tokens",
     "queue_timeout",
     "answer_timeout",
+    "resume_timeout",
     "read_timeout",
     "write_timeout",
     "max_body",

@@ -66,6 +66,7 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
             max_queue_time: Duration::from_secs(args.queue_timeout),
             max_step_time: Duration::from_secs(args.step_timeout),
             max_answer_time: Duration::from_secs(args.answer_timeout),
+            max_unread_time: Duration::from_secs(args.resume_timeout),
             read_timeout: Duration::from_secs(args.read_timeout),
             write_timeout: Duration::from_secs(args.write_timeout),
             max_body_bytes: (args.max_body as usize) << 20,

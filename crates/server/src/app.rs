@@ -28,6 +28,7 @@ use crate::serving::compilers::Compilers;
 use crate::serving::fleet::{Asker, Fleet};
 use crate::serving::lifecycle::Lifecycle;
 use crate::serving::model::Served;
+use crate::serving::resume::Streams;
 use crate::serving::slot::Offer;
 use crate::serving::workers::Workers;
 
@@ -52,6 +53,8 @@ pub(crate) struct App {
     pub(crate) compilers: Compilers,
     /// Responses that clients may continue.
     pub(crate) responses: Store,
+    /// Streams that clients may read again.
+    pub(crate) streams: Streams,
     pub(crate) requests: Arc<Requests>,
     pub(crate) metrics: Arc<Metrics>,
     /// Ids begin with it, so that those of two servers differ.
@@ -77,6 +80,7 @@ impl App {
             workers: Workers::new(n_cores.clamp(2, 32)),
             compilers: Compilers::default(),
             responses: Store::default(),
+            streams: Streams::default(),
             requests: Arc::default(),
             metrics,
             instance: rocmforge::parts::random_seed(),
@@ -179,6 +183,8 @@ impl FromRequest<Arc<App>> for Body {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Body, ApiError> {
         let limits = &app.limits;
+        let kept = request.extensions().get::<Caller>();
+        let kept = kept.and_then(|caller| caller.kept.clone());
         let body = read(request.into_body(), limits.max_body_bytes);
         let body = tokio::time::timeout(limits.read_timeout, body).await;
         let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly");
@@ -192,6 +198,9 @@ impl FromRequest<Arc<App>> for Body {
             true => app.workers.run(move || Fields::parse(&bytes)).await?,
             false => Fields::parse(&bytes)?,
         };
+        if let Some(kept) = kept.filter(|_| fields.asks_for_stream()) {
+            kept.goes_on();
+        }
         Ok(Body(fields))
     }
 }

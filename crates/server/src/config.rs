@@ -92,6 +92,9 @@ pub struct Limits {
     pub max_queue_time: Duration,
     /// Time for an answer; what there is then is returned.
     pub max_answer_time: Duration,
+    /// Time that a kept stream goes on without a client, and that it is kept after its end; zero to
+    /// keep none.
+    pub max_unread_time: Duration,
     /// Time for a step of a model. The server says that it hangs when one takes longer.
     pub max_step_time: Duration,
     /// Time after which loading a model is tried again that could not be loaded.
@@ -118,6 +121,7 @@ impl Default for Limits {
             // As long as OpenAI's clients wait.
             max_queue_time: Duration::from_secs(600),
             max_answer_time: Duration::from_secs(3600),
+            max_unread_time: Duration::from_secs(300),
             max_step_time: Duration::from_secs(60),
             load_retry_time: Duration::from_secs(10),
         }

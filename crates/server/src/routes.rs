@@ -21,6 +21,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .merge(anthropic::routes())
         .merge(llama::routes())
         .merge(ollama::routes())
+        .route_layer(from_fn_with_state(Arc::clone(&app), llama::keep_streams))
         .route_layer(from_fn_with_state(Arc::clone(&app), auth::infer));
     let admin = admin::routes().route_layer(from_fn_with_state(Arc::clone(&app), auth::admin));
     let metrics = Router::new()

@@ -172,6 +172,16 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub answer_timeout: u64,
+    /// Seconds that a stream with X-Conversation-Id goes on without its client, and is kept (0: not)
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(..=MAX_SECONDS),
+        env = "ROCMFORGE_RESUME_TIMEOUT",
+        hide_env_values = true
+    )]
+    pub resume_timeout: u64,
     /// Seconds for the head of a request, and for its body
     #[arg(
         long,

@@ -33,6 +33,7 @@ const OF_SERVER: &[&str] = &[
     "models-dir",
     "queue-timeout",
     "answer-timeout",
+    "resume-timeout",
     "read-timeout",
     "write-timeout",
     "max-body",

@@ -55,6 +55,7 @@ async fn with_scope(
             let connection = request.extensions().get::<Connection>();
             let caller = Caller {
                 key,
+                kept: None,
                 connection: connection.cloned().unwrap_or_default(),
                 id: id
                     .and_then(|id| id.to_str().ok())

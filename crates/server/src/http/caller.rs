@@ -10,6 +10,7 @@ use super::connection::Connection;
 use super::error::ApiError;
 use super::keys::Key;
 use crate::observe::requests::Asked;
+use crate::serving::resume::Kept;
 
 /// The header with the id of a request.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -24,6 +25,8 @@ pub(crate) struct Caller {
     /// The route as in the server's table.
     pub(crate) route: String,
     pub(crate) connection: Connection,
+    /// What keeps its stream.
+    pub(crate) kept: Option<Arc<Kept>>,
 }
 
 impl Caller {
@@ -34,6 +37,11 @@ impl Caller {
             route: self.route.clone(),
             key: self.key.as_ref().map(|key| key.name.to_string()),
         }
+    }
+
+    /// Returns whose the things are that the server keeps for the client.
+    pub(crate) fn owner(&self) -> Option<Arc<str>> {
+        self.key.as_ref().map(|key| Arc::clone(&key.name))
     }
 
     /// Caches of callers with different salts are apart.

@@ -76,6 +76,11 @@ impl Fields {
         has_it
     }
 
+    /// Whether the client asks for a stream.
+    pub(crate) fn asks_for_stream(&self) -> bool {
+        self.0.get("stream") == Some(&Value::Bool(true))
+    }
+
     /// Sets a field, unless it is there. One that is null counts as missing.
     pub(crate) fn put_default(&mut self, name: &str, value: Value) {
         let field = self.0.entry(name).or_insert(Value::Null);

@@ -1,7 +1,9 @@
-//! Routes of llama-server: completions, embeddings, tokens, templates, properties, health.
+//! Routes of llama-server: completions, embeddings, tokens, templates, properties, health, streams that are
+//! read again.
 
 mod completion;
 mod embeddings;
+mod streams;
 
 use std::sync::Arc;
 
@@ -22,6 +24,8 @@ use crate::http::error::ApiError;
 use crate::openai::chat::Chat;
 use crate::serving::lifecycle::Phase;
 
+pub(crate) use streams::keep as keep_streams;
+
 /// The routes that need a key for answers.
 pub(crate) fn routes() -> Router<Arc<App>> {
     Router::new()
@@ -34,6 +38,8 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/detokenize", post(detokenize))
         .route("/apply-template", post(apply_template))
         .route("/props", get(props))
+        .route("/v1/stream", get(streams::resume).delete(streams::end))
+        .route("/v1/streams/lookup", post(streams::lookup))
 }
 
 /// The routes that need no key.

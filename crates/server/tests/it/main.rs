@@ -25,6 +25,7 @@ mod openapi;
 mod page;
 mod reasoning;
 mod responses;
+mod resume;
 mod structured;
 mod timings;
 mod tls;

@@ -1,0 +1,490 @@
+//! Streams that go on without their client, which may come back for the rest.
+//!
+//! A kept stream is a ring of the bytes that its response has had so far. A task fills it; clients read it from any offset
+//! that it still has. Streams belong to a key and are bounded in number and bytes; one that nobody reads ends, and is
+//! forgotten, after a time.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::HeaderMap;
+use jiff::Timestamp;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// What is kept at most.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    /// Streams of a key.
+    n_of_key: usize,
+    /// Bytes of a stream. Its first ones are forgotten.
+    bytes_of_stream: usize,
+    /// Bytes of all streams. Those that have ended are forgotten first.
+    bytes: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            n_of_key: 64,
+            bytes_of_stream: 4 << 20,
+            bytes: 256 << 20,
+        }
+    }
+}
+
+/// The name of a key; `None` without keys.
+type Owner = Option<Arc<str>>;
+
+/// All kept streams.
+#[derive(Default)]
+pub(crate) struct Streams {
+    /// Those of each key, the oldest first.
+    all: Mutex<HashMap<Owner, VecDeque<Arc<Kept>>>>,
+    /// Bytes of all streams.
+    n_bytes: AtomicUsize,
+    bounds: Bounds,
+}
+
+/// A stream that is kept.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    id: String,
+    began: Timestamp,
+    state: Mutex<State>,
+    /// Told when there are more bytes, or no more.
+    more: Notify,
+    /// Told when a reader leaves, or the stream is ended.
+    less: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The head of the response; `None` until there is one.
+    head: Option<HeaderMap>,
+    bytes: VecDeque<u8>,
+    /// Bytes before these that are forgotten.
+    n_dropped: usize,
+    /// When the last byte came.
+    completed: Option<Timestamp>,
+    /// Whether it is forgotten.
+    is_gone: bool,
+    /// Whether it goes on without a reader.
+    goes_on: bool,
+    n_readers: usize,
+    /// When the last reader left.
+    left: Instant,
+}
+
+/// What a client may know of its stream.
+pub(crate) struct Summary {
+    pub(crate) id: String,
+    pub(crate) total_bytes: usize,
+    pub(crate) began: Timestamp,
+    pub(crate) completed: Option<Timestamp>,
+}
+
+/// Why a stream cannot be read from an offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    /// The answer has not begun.
+    NotYet,
+    /// The bytes are forgotten, or there were never as many.
+    Offset,
+}
+
+/// What a reader gets next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Read {
+    Bytes(Bytes),
+    /// Bytes were forgotten before they were read.
+    Lost,
+    End,
+}
+
+impl Streams {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Owner, VecDeque<Arc<Kept>>>> {
+        // No code panics while it holds the lock.
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to keep a stream in place of the one with the same id, which ends; returns its first reader, too. `None` if its
+    /// key has too many that are under way.
+    pub(crate) fn begin(&self, owner: &Owner, id: &str) -> Option<(Arc<Kept>, Reader)> {
+        self.end(owner, id);
+        let mut all = self.lock();
+        let of_key = all.entry(owner.clone()).or_default();
+        if of_key.len() >= self.bounds.n_of_key {
+            let at = of_key.iter().position(|kept| kept.is_done())?;
+            self.forget(of_key.remove(at)?);
+        }
+        let kept = Arc::new(Kept {
+            id: id.to_string(),
+            began: Timestamp::now(),
+            state: Mutex::new(State {
+                head: None,
+                bytes: VecDeque::new(),
+                n_dropped: 0,
+                completed: None,
+                is_gone: false,
+                goes_on: false,
+                n_readers: 1,
+                left: Instant::now(),
+            }),
+            more: Notify::new(),
+            less: Notify::new(),
+        });
+        of_key.push_back(Arc::clone(&kept));
+        let reader = Reader {
+            kept: Arc::clone(&kept),
+            offset: 0,
+        };
+        Some((kept, reader))
+    }
+
+    /// Finds a stream of this owner.
+    pub(crate) fn find(&self, owner: &Owner, id: &str) -> Option<Arc<Kept>> {
+        let all = self.lock();
+        all.get(owner)?.iter().find(|kept| kept.id == id).cloned()
+    }
+
+    /// Returns those of an owner whose id is `id`, or begins with it and `::`.
+    pub(crate) fn lookup(&self, owner: &Owner, id: &str) -> Vec<Summary> {
+        let is_it = |kept: &&Arc<Kept>| {
+            let rest = kept.id.strip_prefix(id);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+        };
+        let all = self.lock();
+        let of_key = all.get(owner).into_iter().flatten();
+        of_key.filter(is_it).map(|kept| kept.summary()).collect()
+    }
+
+    /// Ends a stream and forgets it. Its answer ends before the next step.
+    pub(crate) fn end(&self, owner: &Owner, id: &str) {
+        let found = self.find(owner, id);
+        if let Some(kept) = found {
+            self.remove(owner, &kept);
+        }
+    }
+
+    /// Forgets a stream, if it is still kept.
+    pub(crate) fn remove(&self, owner: &Owner, kept: &Arc<Kept>) {
+        let mut all = self.lock();
+        if let Some(of_key) = all.get_mut(owner) {
+            of_key.retain(|other| !Arc::ptr_eq(other, kept));
+            if of_key.is_empty() {
+                all.remove(owner);
+            }
+        }
+        self.forget(Arc::clone(kept));
+    }
+
+    fn forget(&self, kept: Arc<Kept>) {
+        let mut state = kept.state();
+        state.is_gone = true;
+        let freed = std::mem::take(&mut state.bytes).len();
+        self.n_bytes.fetch_sub(freed, Ordering::Relaxed);
+        drop(state);
+        kept.more.notify_waiters();
+        kept.less.notify_one();
+    }
+
+    /// Adds bytes to a stream.
+    pub(crate) fn append(&self, kept: &Kept, bytes: &[u8]) {
+        let has_room = || self.n_bytes.load(Ordering::Relaxed) + bytes.len() <= self.bounds.bytes;
+        while !has_room() && self.forget_one() {}
+        let mut state = kept.state();
+        if state.is_gone {
+            return;
+        }
+        state.bytes.extend(bytes);
+        let total = self.n_bytes.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len();
+        let too_many = state
+            .bytes
+            .len()
+            .saturating_sub(self.bounds.bytes_of_stream);
+        let excess = total
+            .saturating_sub(self.bounds.bytes)
+            .min(state.bytes.len());
+        let n_dropped = too_many.max(excess);
+        state.bytes.drain(..n_dropped);
+        state.n_dropped += n_dropped;
+        self.n_bytes.fetch_sub(n_dropped, Ordering::Relaxed);
+        drop(state);
+        kept.more.notify_waiters();
+    }
+
+    /// Forgets the oldest ended stream of the key that keeps most. Returns whether there was one.
+    fn forget_one(&self) -> bool {
+        let mut all = self.lock();
+        let most = all
+            .values_mut()
+            .filter_map(|of_key| Some((of_key.iter().position(|kept| kept.is_done())?, of_key)))
+            .max_by_key(|(_, of_key)| {
+                of_key
+                    .iter()
+                    .map(|kept| kept.state().bytes.len())
+                    .sum::<usize>()
+            });
+        let forgotten = most.and_then(|(at, of_key)| of_key.remove(at));
+        let found = forgotten.is_some();
+        if let Some(kept) = forgotten {
+            self.forget(kept);
+        }
+        found
+    }
+}
+
+impl Kept {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_done(&self) -> bool {
+        self.state().completed.is_some()
+    }
+
+    fn summary(&self) -> Summary {
+        let state = self.state();
+        Summary {
+            id: self.id.clone(),
+            total_bytes: state.n_dropped + state.bytes.len(),
+            began: self.began,
+            completed: state.completed,
+        }
+    }
+
+    /// Notes the head of the response.
+    pub(crate) fn set_head(&self, head: HeaderMap) {
+        self.state().head = Some(head);
+    }
+
+    /// Notes that a stream is asked for. Until then, the request ends when its client leaves.
+    pub(crate) fn goes_on(&self) {
+        self.state().goes_on = true;
+    }
+
+    /// Notes that no more bytes come.
+    pub(crate) fn complete(&self) {
+        self.state().completed = Some(Timestamp::now());
+        self.more.notify_waiters();
+    }
+
+    /// Waits until the stream is forgotten, or nobody has read it for `time`, or nobody reads it while `is_to_end`.
+    pub(crate) async fn abandoned(&self, time: Duration, is_to_end: bool) {
+        loop {
+            let less = self.less.notified();
+            let until = {
+                let state = self.state();
+                match (state.is_gone, state.n_readers) {
+                    (true, _) => return,
+                    (false, 0) if is_to_end || !state.goes_on => return,
+                    (false, 0) => Some(state.left + time),
+                    (false, _) => None,
+                }
+            };
+            match until {
+                Some(until) if until <= Instant::now() => return,
+                Some(until) => {
+                    // A reader that comes meanwhile is seen when the time is over.
+                    let _ = tokio::time::timeout_at(until, less).await;
+                }
+                None => less.await,
+            }
+        }
+    }
+
+    /// Reads from an offset on. Returns the head of the response, too.
+    ///
+    /// # Errors
+    /// There is no head yet, or not this offset.
+    pub(crate) fn read_from(
+        self: &Arc<Kept>,
+        offset: usize,
+    ) -> Result<(HeaderMap, Reader), Unreadable> {
+        let mut state = self.state();
+        let head = state.head.clone().ok_or(Unreadable::NotYet)?;
+        let has = state.n_dropped..=state.n_dropped + state.bytes.len();
+        if !has.contains(&offset) {
+            return Err(Unreadable::Offset);
+        }
+        state.n_readers += 1;
+        let kept = Arc::clone(self);
+        Ok((head, Reader { kept, offset }))
+    }
+}
+
+/// A client that reads a stream.
+pub(crate) struct Reader {
+    kept: Arc<Kept>,
+    offset: usize,
+}
+
+impl Reader {
+    /// Waits for more.
+    pub(crate) async fn next(&mut self) -> Read {
+        let kept = Arc::clone(&self.kept);
+        loop {
+            let more = kept.more.notified();
+            tokio::pin!(more);
+            // It is told of what comes from here on.
+            more.as_mut().enable();
+            if let Some(read) = self.take() {
+                return read;
+            }
+            more.await;
+        }
+    }
+
+    fn take(&mut self) -> Option<Read> {
+        let state = self.kept.state();
+        let Some(at) = self.offset.checked_sub(state.n_dropped) else {
+            return Some(Read::Lost);
+        };
+        if at < state.bytes.len() {
+            let bytes: Bytes = state.bytes.range(at..).copied().collect();
+            self.offset += bytes.len();
+            return Some(Read::Bytes(bytes));
+        }
+        (state.completed.is_some() || state.is_gone).then_some(Read::End)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut state = self.kept.state();
+        state.n_readers -= 1;
+        state.left = Instant::now();
+        drop(state);
+        self.kept.less.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    fn small() -> Streams {
+        Streams {
+            bounds: Bounds {
+                n_of_key: 2,
+                bytes_of_stream: 10,
+                bytes: 25,
+            },
+            ..Streams::default()
+        }
+    }
+
+    fn owner(name: &str) -> Owner {
+        Some(name.into())
+    }
+
+    fn begin(streams: &Streams, name: &str, id: &str, text: &str) -> Arc<Kept> {
+        let (kept, _) = streams.begin(&owner(name), id).unwrap();
+        kept.goes_on();
+        kept.set_head(HeaderMap::new());
+        streams.append(&kept, text.as_bytes());
+        kept
+    }
+
+    fn text(kept: &Arc<Kept>, offset: usize) -> Result<String, Unreadable> {
+        let mut reader = kept.read_from(offset)?.1;
+        match reader.take() {
+            Some(Read::Bytes(bytes)) => Ok(String::from_utf8(bytes.to_vec()).unwrap()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_stream_keeps_its_last_bytes() {
+        let streams = small();
+        let kept = begin(&streams, "alice", "a", "012345");
+        let mut slow = kept.read_from(0).unwrap().1;
+        streams.append(&kept, b"6789abc");
+        assert_eq!(text(&kept, 2), Err(Unreadable::Offset));
+        assert_eq!(text(&kept, 3).unwrap(), "3456789abc");
+        assert_eq!(text(&kept, 12).unwrap(), "c");
+        assert_eq!(text(&kept, 14), Err(Unreadable::Offset));
+        assert_eq!(slow.take(), Some(Read::Lost));
+        assert_eq!(streams.lookup(&owner("alice"), "a")[0].total_bytes, 13);
+        let mut at_end = kept.read_from(13).unwrap().1;
+        assert_eq!(at_end.take(), None);
+        kept.complete();
+        assert_eq!(at_end.take(), Some(Read::End));
+    }
+
+    #[test]
+    fn streams_belong_to_their_owner() {
+        let streams = small();
+        begin(&streams, "alice", "a::model", "x");
+        assert_eq!(streams.lookup(&owner("alice"), "a").len(), 1);
+        assert_eq!(streams.lookup(&owner("alice"), "a:").len(), 0);
+        for other in [owner("bob"), None] {
+            assert!(streams.find(&other, "a::model").is_none());
+            assert!(streams.lookup(&other, "a").is_empty());
+            streams.end(&other, "a::model");
+        }
+        assert!(streams.find(&owner("alice"), "a::model").is_some());
+        streams.end(&owner("alice"), "a::model");
+        assert!(streams.lock().is_empty());
+        assert_eq!(streams.n_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_key_keeps_a_few_and_forgets_those_that_have_ended() {
+        let streams = small();
+        let first = begin(&streams, "alice", "1", "x");
+        begin(&streams, "alice", "2", "x");
+        assert!(streams.begin(&owner("alice"), "3").is_none());
+        begin(&streams, "bob", "3", "x");
+        first.complete();
+        begin(&streams, "alice", "3", "x");
+        assert!(streams.find(&owner("alice"), "1").is_none());
+        // Another stream with the same id takes the place of the first.
+        begin(&streams, "alice", "3", "y");
+        assert_eq!(streams.lock()[&owner("alice")].len(), 2);
+    }
+
+    #[test]
+    fn memory_is_bounded_for_all_keys() {
+        let streams = small();
+        let ended = begin(&streams, "alice", "1", "0123456789");
+        ended.complete();
+        let others = ["bob", "carol"].map(|name| begin(&streams, name, "1", "0123456789"));
+        assert!(streams.find(&owner("alice"), "1").is_none());
+        assert_eq!(streams.n_bytes.load(Ordering::Relaxed), 20);
+        // Where none has ended, a stream forgets its own beginning.
+        let last = begin(&streams, "dora", "1", "0123456789");
+        assert_eq!(text(&last, 5).unwrap(), "56789");
+        assert_eq!(streams.n_bytes.load(Ordering::Relaxed), 25);
+        for kept in others {
+            assert_eq!(text(&kept, 0).unwrap(), "0123456789");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_nobody_reads_is_abandoned() {
+        let streams = small();
+        let kept = begin(&streams, "alice", "a", "x");
+        let [long, none] = [Duration::from_secs(600), Duration::ZERO];
+        let is_abandoned =
+            |time, is_to_end| kept.abandoned(time, is_to_end).now_or_never().is_some();
+        assert!(!is_abandoned(long, false));
+        assert!(is_abandoned(none, false) && is_abandoned(long, true));
+        let reader = kept.read_from(0).unwrap().1;
+        assert!(!is_abandoned(none, true));
+        // One that waits is told.
+        let mut waits = Box::pin(kept.abandoned(none, false));
+        assert!(waits.as_mut().now_or_never().is_none());
+        drop(reader);
+        waits.await;
+        let _reader = kept.read_from(0).unwrap();
+        streams.end(&owner("alice"), "a");
+        assert!(is_abandoned(long, false));
+    }
+}
