@@ -112,7 +112,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     })?;
     let reasoning = reasoning.map(Reasoning::finish);
     let reasoning = reasoning.map(|(rest, reasoning)| show(&rest).map(|()| reasoning));
-    let reasoning = reasoning.transpose()?;
+    let reasoning = reasoning.transpose()?.filter(|text| !text.is_empty());
     answer.text = answered;
     let times = Times::of(&answer, session.load_time, tokenize);
     if args.json {
@@ -213,7 +213,7 @@ struct Prepared {
     prompt: Vec<TokenId>,
     /// The context policy, if it differs from the session's.
     context_policy: Option<ContextPolicy>,
-    /// The reasoning that the prompt opens.
+    /// The reasoning before the answer.
     reasoning: Option<Reasoning>,
 }
 
@@ -242,7 +242,7 @@ fn converse(
         false => Show::Stderr,
     };
     Ok(Prepared {
-        reasoning: Reasoning::opened_by(&prompt.text, conversation.format(), show),
+        reasoning: Reasoning::before_answer(&prompt.text, conversation.format(), show),
         prompt: prompt.ids,
         context_policy,
     })

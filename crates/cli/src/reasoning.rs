@@ -1,11 +1,11 @@
-//! The reasoning before an answer of a given structure: it is free, and no part of the answer.
+//! Shows the reasoning before an answer of a given structure.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
+use rocmforge::parts::Said;
 use rocmforge_engine::Constraint;
-use rocmforge_grammar::Preamble;
-use rocmforge_text::answer::{AnswerParser, Delta, Format, OpenReasoning};
+use rocmforge_text::answer::Format;
 use rocmforge_text::tokenizer::Tokenizer;
 
 use crate::output;
@@ -19,18 +19,16 @@ pub enum Show {
 
 /// Reads reasoning, and what follows it.
 pub struct Reasoning {
-    marks: OpenReasoning,
-    parser: AnswerParser,
+    reader: rocmforge::parts::Reasoning,
     show: Show,
     text: String,
 }
 
 impl Reasoning {
-    /// Returns a reader of the answer to `prompt`, if the prompt has opened reasoning.
-    pub fn opened_by(prompt: &str, format: Format, show: Show) -> Option<Reasoning> {
+    /// Returns a reader of the answer to `prompt`, if there is reasoning before it, or may be.
+    pub fn before_answer(prompt: &str, format: Format, show: Show) -> Option<Reasoning> {
         Some(Reasoning {
-            marks: format.open_reasoning(prompt)?,
-            parser: AnswerParser::new(format, prompt, &[]),
+            reader: rocmforge::parts::Reasoning::before_answer(prompt, format)?,
             show,
             text: String::new(),
         })
@@ -42,44 +40,34 @@ impl Reasoning {
         tokenizer: &Arc<Tokenizer>,
         then: Box<dyn Constraint>,
     ) -> Box<dyn Constraint> {
-        Preamble::new(tokenizer, &self.marks.ends, &self.marks.breaks).before(then)
+        self.reader.before(tokenizer, then)
     }
 
     /// Adds text of the model; returns the next part of the answer.
     pub fn push(&mut self, text: &str) -> String {
-        let deltas = self.parser.push(text);
-        self.take(deltas)
+        let said = self.reader.push(text);
+        self.take(said)
     }
 
     /// Ends the answer; returns the rest of it, and the reasoning.
     pub fn finish(mut self) -> (String, String) {
-        let deltas = self.parser.finish();
-        let rest = self.take(deltas);
+        let said = self.reader.finish();
+        let rest = self.take(said);
         (rest, self.text)
     }
 
-    fn take(&mut self, deltas: Vec<Delta>) -> String {
-        let mut answer = String::new();
-        for delta in deltas {
-            match delta {
-                Delta::Reasoning(text) => {
-                    if self.show == Show::Stderr && !output::is_quiet() {
-                        // As with notes, failures of stderr are ignored.
-                        let _ = write!(io::stderr(), "{}", output::for_terminal(&text));
-                    }
-                    self.text.push_str(&text);
-                }
-                Delta::Content(text) | Delta::Unfinished(text) => {
-                    if answer.is_empty() && self.show == Show::Stderr && !self.text.is_empty() {
-                        self.show = Show::Nowhere;
-                        output::note("");
-                    }
-                    answer.push_str(&text);
-                }
-                // Without tools there are no calls.
-                Delta::Call(_) | Delta::CallEnd { .. } => {}
+    fn take(&mut self, said: Said) -> String {
+        if !said.reasoning.is_empty() {
+            if self.show == Show::Stderr && !output::is_quiet() {
+                // As with notes, failures of stderr are ignored.
+                let _ = write!(io::stderr(), "{}", output::for_terminal(&said.reasoning));
             }
+            self.text.push_str(&said.reasoning);
         }
-        answer
+        if !said.answer.is_empty() && self.show == Show::Stderr && !self.text.is_empty() {
+            self.show = Show::Nowhere;
+            output::note("");
+        }
+        said.answer
     }
 }

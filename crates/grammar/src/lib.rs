@@ -20,7 +20,7 @@ mod vocabulary;
 
 pub use error::GrammarError;
 pub use grammar::Grammar;
-pub use preamble::Preamble;
+pub use preamble::{Marks, Preamble};
 pub use source::Source;
 pub use state::State;
 pub use vocabulary::Vocabulary;

@@ -1,4 +1,5 @@
-//! Free text before the text that follows a grammar: the reasoning of models that think first.
+//! Free text before the text that follows a grammar: the reasoning of models that think first. The prompt has opened it, or
+//! the model may, with a mark; then both that mark and the grammar's text may come first.
 //!
 //! The marks that end it may be one token or several. A token that goes on after such a mark is not allowed: the grammar
 //! begins with a token of its own. What follows from the bytes so far is the state of an automaton over all marks, as in
@@ -17,6 +18,20 @@ pub struct Preamble {
     steps: Vec<[Step; 256]>,
     /// The tokens allowed in each state.
     masks: Vec<OnceLock<Vec<u32>>>,
+    /// The mark that begins the text, and the tokens that go on in it after each of its bytes; none if the text has begun.
+    open: Vec<u8>,
+    openings: Vec<OnceLock<Vec<u32>>>,
+}
+
+/// The marks of a preamble. None of them is empty.
+#[derive(Debug, Clone, Copy)]
+pub struct Marks<'a> {
+    /// What begins it, if it is not open already; without this text, there is none.
+    pub open: Option<&'a str>,
+    /// What ends it.
+    pub ends: &'a [&'a str],
+    /// What must not come in it.
+    pub never: &'a [&'a str],
 }
 
 /// What a byte leads to.
@@ -31,9 +46,11 @@ enum Step {
 }
 
 impl Preamble {
-    /// Describes text that ends with the first of the texts `ends`, and has none of the texts `never` in it. None of them
-    /// is empty.
-    pub fn new(tokenizer: &Arc<Tokenizer>, ends: &[&str], never: &[&str]) -> Arc<Preamble> {
+    /// Describes text that ends with the first of the marks that end it.
+    pub fn new(tokenizer: &Arc<Tokenizer>, marks: Marks<'_>) -> Arc<Preamble> {
+        let Marks { open, ends, never } = marks;
+        assert_ne!(open, Some(""), "a mark is empty");
+        let open = open.unwrap_or_default().as_bytes().to_vec();
         let marks = || ends.iter().chain(never).map(|mark| mark.as_bytes());
         assert!(marks().all(|mark| !mark.is_empty()), "a mark is empty");
         let mut states: Vec<&[u8]> = vec![&[]];
@@ -62,6 +79,8 @@ impl Preamble {
             tokenizer: Arc::clone(tokenizer),
             steps: steps.collect(),
             masks: states.iter().map(|_| OnceLock::new()).collect(),
+            openings: open.iter().map(|_| OnceLock::new()).collect(),
+            open,
         })
     }
 
@@ -69,9 +88,40 @@ impl Preamble {
     pub fn before(self: &Arc<Preamble>, then: Box<dyn Constraint>) -> Box<dyn Constraint> {
         Box::new(Preceded {
             preamble: Arc::clone(self),
-            state: Some(0),
+            at: match self.open.is_empty() {
+                true => At::Free(0),
+                false => At::Open {
+                    n_bytes: 0,
+                    without: Some(then.clone()),
+                },
+            },
             then,
         })
+    }
+
+    /// Returns how many bytes of the first mark there are with this token, or `None` if it does not go on in it.
+    fn opened(&self, n_bytes: usize, token: TokenId) -> Option<usize> {
+        if token as usize >= self.tokenizer.n_vocab() || self.tokenizer.is_eog(token) {
+            return None;
+        }
+        let bytes = self.tokenizer.token_bytes(token);
+        let goes_on = !bytes.is_empty() && self.open[n_bytes..].starts_with(bytes);
+        goes_on.then_some(n_bytes + bytes.len())
+    }
+
+    /// Returns the tokens that go on in the first mark.
+    fn opening(&self, n_bytes: usize) -> &[u32] {
+        self.openings[n_bytes].get_or_init(|| self.words(|id| self.opened(n_bytes, id).is_some()))
+    }
+
+    /// Returns a bit for each token.
+    fn words(&self, may_come: impl Fn(TokenId) -> bool) -> Vec<u32> {
+        let n_vocab = self.tokenizer.n_vocab();
+        let mut words = vec![0; n_vocab.div_ceil(32)];
+        for id in 0..n_vocab as TokenId {
+            words[id as usize / 32] |= u32::from(may_come(id)) << (id % 32);
+        }
+        words
     }
 
     /// Returns what a token leads to, or `None` if it may not come: it ends the generation, has a mark that must not come,
@@ -92,57 +142,107 @@ impl Preamble {
     }
 
     fn mask(&self, state: usize) -> &[u32] {
-        self.masks[state].get_or_init(|| {
-            let n_vocab = self.tokenizer.n_vocab();
-            let mut words = vec![0; n_vocab.div_ceil(32)];
-            for id in 0..n_vocab as TokenId {
-                let may_come = self.step(state, id).is_some();
-                words[id as usize / 32] |= u32::from(may_come) << (id % 32);
-            }
-            words
-        })
+        self.masks[state].get_or_init(|| self.words(|id| self.step(state, id).is_some()))
     }
 }
 
 /// A constraint that begins after a preamble.
 struct Preceded {
     preamble: Arc<Preamble>,
-    /// The state of the preamble; `None` once it has ended.
-    state: Option<usize>,
+    at: At,
     then: Box<dyn Constraint>,
+}
+
+/// Where a sequence is.
+enum At {
+    /// Within the mark that begins the preamble, or in a text without one, if that is possible still.
+    Open {
+        n_bytes: usize,
+        without: Option<Box<dyn Constraint>>,
+    },
+    /// Within the preamble, in this state.
+    Free(usize),
+    After,
 }
 
 impl Constraint for Preceded {
     fn mask(&mut self, allowed: &mut [u32]) -> Result<(), ConstraintError> {
-        let Some(state) = self.state else {
-            return self.then.mask(allowed);
+        let free = match &mut self.at {
+            At::After => return self.then.mask(allowed),
+            At::Free(state) => {
+                allowed.fill(0);
+                self.preamble.mask(*state)
+            }
+            At::Open { n_bytes, without } => {
+                // A text without a preamble may have no way to go on, while the mark has.
+                let has_text = without
+                    .as_mut()
+                    .is_some_and(|text| text.mask(allowed).is_ok());
+                if !has_text {
+                    allowed.fill(0);
+                }
+                self.preamble.opening(*n_bytes)
+            }
         };
-        allowed.fill(0);
-        for (allowed, free) in allowed.iter_mut().zip(self.preamble.mask(state)) {
-            *allowed = *free;
+        for (allowed, free) in allowed.iter_mut().zip(free) {
+            *allowed |= *free;
         }
         Ok(())
     }
 
     fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError> {
-        let Some(state) = self.state else {
-            return self.then.accept(token);
-        };
-        self.state = match self.preamble.step(state, token) {
-            Some(Step::To(next)) => Some(next),
-            Some(Step::End) => None,
-            Some(Step::Never) | None => {
-                let what = format!("token {token} may not come before the constrained text");
-                return Err(ConstraintError(what));
+        match &mut self.at {
+            At::After => return self.then.accept(token),
+            At::Free(state) => {
+                self.at = match self.preamble.step(*state, token) {
+                    Some(Step::To(next)) => At::Free(next),
+                    Some(Step::End) => At::After,
+                    Some(Step::Never) | None => {
+                        let what =
+                            format!("token {token} may not come before the constrained text");
+                        return Err(ConstraintError(what));
+                    }
+                };
             }
-        };
+            At::Open { n_bytes, without } => {
+                let mut text = without.take();
+                let progress = text.as_mut().map(|text| text.accept(token));
+                let opened = self.preamble.opened(*n_bytes, token);
+                self.at = match (opened, progress) {
+                    (Some(n), _) if n == self.preamble.open.len() => At::Free(0),
+                    (Some(n), progress) => At::Open {
+                        n_bytes: n,
+                        without: text.filter(|_| matches!(progress, Some(Ok(_)))),
+                    },
+                    (None, Some(Ok(progress))) => {
+                        if let Some(text) = text {
+                            self.then = text;
+                        }
+                        self.at = At::After;
+                        return Ok(progress);
+                    }
+                    (None, Some(Err(error))) => return Err(error),
+                    (None, None) => {
+                        let what = format!("token {token} is not in the mark of the reasoning");
+                        return Err(ConstraintError(what));
+                    }
+                };
+            }
+        }
         Ok(Progress::Open)
     }
 
     fn clone_box(&self) -> Box<dyn Constraint> {
         Box::new(Preceded {
             preamble: Arc::clone(&self.preamble),
-            state: self.state,
+            at: match &self.at {
+                At::Open { n_bytes, without } => At::Open {
+                    n_bytes: *n_bytes,
+                    without: without.clone(),
+                },
+                At::Free(state) => At::Free(*state),
+                At::After => At::After,
+            },
             then: self.then.clone(),
         })
     }

@@ -3,10 +3,11 @@
 use rocmforge_engine::{ContextPolicy, FinishReason};
 use rocmforge_plan::SamplingParams;
 use rocmforge_text::chat_template::{ChatTemplate, Sandbox};
-use rocmforge_text::tokenizer::LeadingSpace;
+use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
 
 use crate::conversation::{Conversation, Fit, Kept, Message};
 use crate::generate::{Answer, Settings, answer_settings};
+use crate::reasoning::Reasoning;
 use crate::{Error, Session};
 
 /// A conversation with a model. It remembers messages and answers, and follows the chat template of the file. Control
@@ -61,8 +62,9 @@ impl<'s> Chat<'s> {
             settings,
         } = self;
         match submit(session, conversation, settings) {
-            Ok(answer) => Ok(Reply {
+            Ok((answer, reasoning)) => Ok(Reply {
                 answer,
+                reasoning,
                 conversation,
                 text: String::new(),
             }),
@@ -78,7 +80,7 @@ fn submit(
     session: &Session,
     conversation: &mut Conversation,
     settings: &Settings,
-) -> Result<Answer, Error> {
+) -> Result<(Answer, Option<Reasoning>), Error> {
     let fit = Fit {
         n_ctx: session.n_ctx(),
         policy: session.config().context_policy,
@@ -89,12 +91,26 @@ fn submit(
     if let Some(Kept::SystemPrompt(n_sinks)) = conversation.kept(tokenizer, fit)? {
         request.context_policy = Some(ContextPolicy::Shift { n_sinks });
     }
-    Answer::submit(session, request)
+    let mut reasoning = None;
+    if let Some(constraint) = request.constraint.take() {
+        reasoning = Reasoning::before_answer(&prompt.text, conversation.format());
+        request.constraint = Some(match &reasoning {
+            None => constraint,
+            Some(reasoning) => reasoning.before(tokenizer, constraint),
+        });
+        if reasoning.is_some() {
+            // Its marks may be control tokens.
+            request.special_text = SpecialText::Show;
+        }
+    }
+    Ok((Answer::submit(session, request)?, reasoning))
 }
 
-/// An answer in a conversation: an iterator over pieces of text.
+/// An answer in a conversation: an iterator over pieces of text. Of one that follows a grammar, they leave the reasoning out.
 pub struct Reply<'c> {
     answer: Answer,
+    /// Reads the reasoning before an answer that follows a grammar.
+    reasoning: Option<Reasoning>,
     conversation: &'c mut Conversation,
     text: String,
 }
@@ -115,11 +131,23 @@ impl Iterator for Reply<'_> {
     type Item = Result<String, Error>;
 
     fn next(&mut self) -> Option<Result<String, Error>> {
-        let piece = self.answer.next()?;
-        if let Ok(piece) = &piece {
-            self.text.push_str(piece);
+        loop {
+            let piece = match (self.answer.next(), &mut self.reasoning) {
+                (Some(Err(error)), _) => return Some(Err(error)),
+                (None, None) => return None,
+                (Some(Ok(piece)), None) => piece,
+                (Some(Ok(piece)), Some(reasoning)) => reasoning.push(&piece).answer,
+                (None, Some(reasoning)) => {
+                    let rest = reasoning.finish().answer;
+                    self.reasoning = None;
+                    rest
+                }
+            };
+            if !piece.is_empty() {
+                self.text.push_str(&piece);
+                return Some(Ok(piece));
+            }
         }
-        Some(piece)
     }
 }
 

@@ -24,7 +24,7 @@
 //! A model that was opened with [`ModelOptions::for_embeddings`] has [`Session::embed`] and [`Session::rank`] instead.
 //!
 //! An answer can be made to follow a JSON schema, a regular expression or a grammar: [`Session::grammar`] compiles it, and
-//! [`Generate::constrained`] or [`Chat::constrained`] applies it.
+//! [`Generate::constrained`] or [`Chat::constrained`] applies it. A model that thinks first does so before, in a conversation.
 //!
 //! [`Session::generate`] continues a text without a chat template. [`Session::notices`] says what the user should know,
 //! for example that a GPU was passed over.
@@ -40,6 +40,7 @@ mod embed;
 mod error;
 mod generate;
 mod model;
+mod reasoning;
 mod session;
 
 pub use chat::{Chat, Reply};
@@ -65,6 +66,7 @@ pub mod parts {
         Started, backend_notices, is_about_a_gpu, settled, start_or_fall_back,
     };
     pub use crate::embed::{embed_each, pair_tokens, text_tokens};
+    pub use crate::reasoning::{Reasoning, Said};
     pub use crate::session::{
         Bos, encode_prompt, first_use_check, random_seed, tuning_files, with_bos,
     };

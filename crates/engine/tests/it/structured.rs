@@ -9,7 +9,7 @@ use rocmforge_engine::{
     StopCause,
 };
 use rocmforge_gguf::TokenId;
-use rocmforge_grammar::{Grammar, Preamble, Source, Vocabulary};
+use rocmforge_grammar::{Grammar, Marks, Preamble, Source, Vocabulary};
 use rocmforge_plan::SamplingParams;
 use rocmforge_testkit::schemas::schemas;
 use rocmforge_text::tokenizer::EncodeOptions;
@@ -223,7 +223,12 @@ fn constrained_rows_on_a_gpu_follow_their_grammar() {
     assert_eq!(answers[0].ids, cpu[0].ids);
     // Text may come before that follows no grammar.
     let end = fixture.loaded.tokenizer.token_id("</think>").unwrap();
-    let preamble = Preamble::new(&fixture.loaded.tokenizer, &["</think>"], &[]);
+    let marks = Marks {
+        open: None,
+        ends: &["</think>"],
+        never: &[],
+    };
+    let preamble = Preamble::new(&fixture.loaded.tokenizer, marks);
     let number_after = fixture.constraint(&Source::Regex("[0-9]{3}-[a-c]".into()));
     let thinks = Request {
         constraint: number_after.map(|constraint| preamble.before(constraint)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rocmforge_gguf::{Gguf, LoadMode, TokenId};
-use rocmforge_grammar::{Grammar, Preamble, Source, Vocabulary};
+use rocmforge_grammar::{Grammar, Marks, Preamble, Source, Vocabulary};
 use rocmforge_plan::{Constraint, Progress};
 use rocmforge_testkit::data::forge_mini_path;
 use rocmforge_text::tokenizer::Tokenizer;
@@ -22,9 +22,14 @@ fn mask(tokenizer: &Tokenizer, constraint: &mut Box<dyn Constraint>) -> Mask {
 }
 
 fn start(tokenizer: &Arc<Tokenizer>, ends: &[&str], never: &[&str]) -> Box<dyn Constraint> {
+    let open = None;
+    start_with(tokenizer, Marks { open, ends, never }, "[0-9]{2}")
+}
+
+fn start_with(tokenizer: &Arc<Tokenizer>, marks: Marks<'_>, regex: &str) -> Box<dyn Constraint> {
     let vocabulary = Vocabulary::new(tokenizer).unwrap();
-    let grammar = Grammar::compile(&vocabulary, &Source::Regex("[0-9]{2}".into())).unwrap();
-    Preamble::new(tokenizer, ends, never).before(Box::new(grammar.start()))
+    let grammar = Grammar::compile(&vocabulary, &Source::Regex(regex.into())).unwrap();
+    Preamble::new(tokenizer, marks).before(Box::new(grammar.start()))
 }
 
 /// Whether a text has no mark before its end.
@@ -117,4 +122,67 @@ fn the_grammar_begins_after_the_end() {
     assert!(constraint.accept(id_of("<tool_call>")).is_err());
     assert!(constraint.accept(tokenizer.eog_ids()[0]).is_err());
     assert!(constraint.accept(u32::MAX).is_err());
+}
+
+/// The mark in one token or in pieces, then free text; or the grammar at once.
+#[test]
+fn a_mark_may_open_the_free_text() {
+    let tokenizer = forge_mini();
+    let ids = |text: &str| -> Vec<TokenId> {
+        let mut ids = 0..tokenizer.n_vocab() as TokenId;
+        let found = ids.find(|&id| tokenizer.token_bytes(id) == text.as_bytes());
+        let byte = |byte: u8| {
+            let mut ids = 0..tokenizer.n_vocab() as TokenId;
+            ids.find(|&id| tokenizer.token_bytes(id) == [byte]).unwrap()
+        };
+        found.map_or_else(|| text.bytes().map(byte).collect(), |id| vec![id])
+    };
+    let marks = Marks {
+        open: Some("<think>"),
+        ends: &["</think>"],
+        never: &[],
+    };
+    let first = start_with(&tokenizer, marks, "[0-9]{2}|<th[0-9]");
+    let allowed = mask(&tokenizer, &mut first.clone());
+    for id in 0..tokenizer.n_vocab() as TokenId {
+        let bytes = tokenizer.token_bytes(id);
+        let is_number = bytes.len() <= 2 && bytes.iter().all(u8::is_ascii_digit);
+        let is_begun = ["<think>", "<th0"]
+            .iter()
+            .any(|text| text.as_bytes().starts_with(bytes));
+        let expected = !bytes.is_empty() && (is_number || is_begun);
+        assert_eq!(
+            allowed.allows(id),
+            expected && !tokenizer.is_eog(id),
+            "{bytes:?}"
+        );
+    }
+    let accepts = |texts: &[&str]| -> Option<Progress> {
+        let mut constraint = first.clone();
+        let mut progress = Progress::Open;
+        for id in texts.iter().flat_map(|text| ids(text)) {
+            let may_come = mask(&tokenizer, &mut constraint).allows(id);
+            let accepted = constraint.accept(id);
+            assert_eq!(accepted.is_ok(), may_come, "{texts:?}");
+            progress = accepted.ok()?;
+        }
+        Some(progress)
+    };
+    let pieces = ["<", "t", "h", "i", "n", "k", ">"];
+    for open in [&["<think>"][..], &pieces] {
+        assert_eq!(
+            accepts(&[open, &["x", "1", "<", "</think>", "1"]].concat()),
+            Some(Progress::Open)
+        );
+        assert_eq!(
+            accepts(&[open, &["</think>", "1", "2"]].concat()),
+            Some(Progress::Complete)
+        );
+        assert_eq!(accepts(&[open, &["</think>", "x"]].concat()), None);
+    }
+    assert_eq!(accepts(&["1", "2"]), Some(Progress::Complete));
+    assert_eq!(accepts(&["1", "<think>"]), None);
+    // A text that begins as the mark does.
+    assert_eq!(accepts(&["<", "t", "h", "1"]), Some(Progress::Complete));
+    assert_eq!(accepts(&["<", "t", "x"]), None);
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use rocmforge::parts::{Conversation, Fit};
 use rocmforge::{
-    ContextPolicy, Device, Error, FinishReason, Message, Model, ModelFile, ModelOptions, Session,
-    Source,
+    ContextPolicy, Device, Error, FinishReason, Message, Model, ModelFile, ModelOptions,
+    SamplingParams, Session, Source,
 };
-use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_gguf::{GgmlType, Gguf, LoadMode, Writer};
 use rocmforge_runtime::gpu::image_targets;
 use rocmforge_testkit::data::{golden, ids, models};
 use rocmforge_testkit::models::embeddings;
@@ -309,4 +309,66 @@ fn answers_follow_a_grammar() {
     let error = session.grammar(&schema).err().unwrap();
     assert!(matches!(error, Error::Grammar(_)));
     assert!(error.to_string().contains("contains"), "{error}");
+}
+
+/// forge-mini with another chat template.
+fn with_template(template: &str) -> Session {
+    let gguf = Gguf::open(&path(), LoadMode::Mmap).unwrap();
+    let mut writer = Writer::new("llama");
+    for (key, value) in gguf.metadata().iter() {
+        match key {
+            "tokenizer.chat_template" => writer.set(key, template),
+            _ => writer.set(key, value),
+        };
+    }
+    for info in gguf.tensors() {
+        let data = gguf.tensor_data(info);
+        writer
+            .add_tensor(&info.name, &info.dims, info.ty, data)
+            .unwrap();
+    }
+    let file = ModelFile {
+        gguf: Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap()),
+        label: "forge-mini".into(),
+    };
+    let model = ModelOptions::default().load(file).unwrap();
+    let model = model.device(Device::Cpu).context(256);
+    model.start().unwrap()
+}
+
+/// Reasoning that the template opens, or the model, comes before the grammar and is no part of the answer.
+#[test]
+fn a_model_may_think_before_a_constrained_answer() {
+    let template = "{# </think> #}{{ messages[-1].content }}";
+    for (opened, biases) in [
+        ("<think>\n", &[(" the", 100.0), ("</think>", 80.0)][..]),
+        (
+            "",
+            &[("<think>", 60.0), (" the", 100.0), ("</think>", 80.0)],
+        ),
+        ("", &[]),
+        ("<think></think>", &[("<think>", 60.0)]),
+    ] {
+        let session = with_template(&format!("{template}{opened}"));
+        let id = |text: &str| session.encode(text).unwrap()[0];
+        let sampling = SamplingParams {
+            logit_bias: biases
+                .iter()
+                .map(|&(text, bias)| (id(text), bias))
+                .collect(),
+            frequency_penalty: 2.0,
+            ..SamplingParams::greedy()
+        };
+        let choice = Source::Choice(vec!["tea".into(), "coffee".into()]);
+        let choice = session.grammar(&choice).unwrap();
+        let chat = session.chat().unwrap().sampling(sampling);
+        let mut chat = chat.constrained(&choice).max_tokens(100);
+        let mut reply = chat.send("Tea or coffee?").unwrap();
+        let text: String = reply.by_ref().map(Result::unwrap).collect();
+        assert!(["tea", "coffee"].contains(&text.as_str()), "{text:?}");
+        // Thoughts take tokens; without them there are few.
+        assert_eq!(reply.n_tokens() > 10, biases.len() > 1, "{opened:?}");
+        drop(reply);
+        assert_eq!(chat.messages()[1].content, text);
+    }
 }

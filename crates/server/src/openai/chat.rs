@@ -271,7 +271,7 @@ impl Chat {
             Some(_) => model.format.with_calls_of(structured::forced_format()),
             None => model.format,
         };
-        let reasoning = format.open_reasoning(&text);
+        let reasoning = format.reasoning_marks(&text);
         let compilers = (&app.compilers, tenant);
         let structure = model.structure(forced.or(structure), reasoning, compilers);
         Ok(Prompt {

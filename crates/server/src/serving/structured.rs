@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rocmforge_engine::Constraint;
-use rocmforge_grammar::{Grammar, GrammarError, Preamble, Source, Vocabulary};
-use rocmforge_text::answer::{Format, OpenReasoning};
+use rocmforge_grammar::{Grammar, GrammarError, Marks, Preamble, Source, Vocabulary};
+use rocmforge_text::answer::{Format, ReasoningMarks};
 use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -27,8 +27,8 @@ pub(crate) struct Grammars {
     kept: Mutex<VecDeque<(Source, Grammar)>>,
     /// Those that were too slow last. They would be too slow again.
     slow: Mutex<VecDeque<(Source, ApiError)>>,
-    /// What may come before an answer; a model writes its reasoning in one way, or two where calls are forced.
-    preambles: Mutex<Vec<(OpenReasoning, Arc<Preamble>)>>,
+    /// What may come before an answer; a model writes its reasoning in few ways.
+    preambles: Mutex<Vec<(ReasoningMarks, Arc<Preamble>)>>,
 }
 
 /// What an answer must be.
@@ -100,13 +100,18 @@ impl Grammars {
         Ok(Arc::clone(made.insert(Vocabulary::new(tokenizer)?)))
     }
 
-    fn preamble(&self, tokenizer: &Arc<Tokenizer>, reasoning: OpenReasoning) -> Arc<Preamble> {
+    fn preamble(&self, tokenizer: &Arc<Tokenizer>, reasoning: ReasoningMarks) -> Arc<Preamble> {
         let preambles = self.preambles.lock();
         let mut preambles = preambles.unwrap_or_else(PoisonError::into_inner);
         if let Some((_, preamble)) = preambles.iter().find(|(other, _)| *other == reasoning) {
             return Arc::clone(preamble);
         }
-        let preamble = Preamble::new(tokenizer, &reasoning.ends, &reasoning.breaks);
+        let marks = Marks {
+            open: reasoning.open,
+            ends: &reasoning.ends,
+            never: &reasoning.breaks,
+        };
+        let preamble = Preamble::new(tokenizer, marks);
         preambles.push((reasoning, Arc::clone(&preamble)));
         preamble
     }
@@ -131,15 +136,15 @@ fn keep<T>(kept: &Mutex<VecDeque<(Source, T)>>, source: Source, value: T) {
 }
 
 impl Served {
-    /// Returns what an answer must be, if it must be anything. Where the prompt has opened reasoning, the structure begins
-    /// after its end.
+    /// Returns what an answer must be, if it must be anything. Where there is reasoning, or may be, the structure begins after
+    /// its end.
     ///
     /// # Errors
     /// The source is invalid or too complex, uses what is not supported, or finds no place in time.
     pub(crate) async fn structure(
         self: &Arc<Served>,
         source: Option<Source>,
-        reasoning: Option<OpenReasoning>,
+        reasoning: Option<ReasoningMarks>,
         (compilers, tenant): (&Compilers, &Arc<str>),
     ) -> Result<Option<Structure>, ApiError> {
         let Some(source) = source else {

@@ -12,9 +12,13 @@ const TEMPLATE: &str = "{# </think> <tool_call> #}{% for m in messages %}<|im_st
     {% endfor %}<|im_start|>assistant\n<think>\n";
 
 fn start() -> TestServer {
+    start_with(TEMPLATE)
+}
+
+fn start_with(template: &str) -> TestServer {
     let options = ServeOptions::default();
     let mut model = loaded(FORGE_MINI.as_ref(), Purpose::Text, small(), options);
-    model.template = ChatTemplate::from_source(TEMPLATE).unwrap();
+    model.template = ChatTemplate::from_source(template).unwrap();
     TestServer::start(local(), vec![offer("forge-mini", model)])
 }
 
@@ -127,4 +131,28 @@ fn a_forced_call_comes_after_the_reasoning() {
     assert_eq!(reply["content"][1]["name"], "hire", "{reply}");
     check(&reply["content"][1]["input"].to_string().into());
     assert_eq!(reply["stop_reason"], "tool_use");
+}
+
+/// Where the prompt opens no reasoning, the model may, or may answer at once.
+#[test]
+fn a_structure_begins_after_reasoning_that_the_model_opens() {
+    let server = start_with(TEMPLATE.strip_suffix("<think>\n").unwrap());
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "person", "schema": schema()}});
+    let mut body = ask(&server, json!({ "response_format": format }));
+    let message = |body: &Value| {
+        let reply = server.post("/v1/chat/completions", body).ok();
+        reply["choices"][0]["message"].clone()
+    };
+    let at_once = message(&body);
+    assert_eq!(at_once["reasoning_content"], Value::Null, "{at_once}");
+    check(&at_once["content"]);
+    let reply = server
+        .post("/tokenize", &json!({"content": "<think>"}))
+        .ok();
+    // More than the grammar's first tokens, and less than the thoughts.
+    body["logit_bias"][reply["tokens"][0].to_string()] = 60.into();
+    let thought = message(&body);
+    check_thoughts(&thought["reasoning_content"]);
+    check(&thought["content"]);
 }

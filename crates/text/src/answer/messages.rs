@@ -24,8 +24,18 @@ pub(super) struct Dialect {
     pub(super) ends: &'static [&'static str],
     /// What ends a message and begins the next one.
     pub(super) begins: &'static [&'static str],
+    /// What stands before an answer of a given structure.
+    pub(super) answer: Option<&'static BeforeAnswer>,
     /// What the message with this header has.
     pub(super) body: fn(&str, &Tools) -> Body,
+}
+
+/// The text before the message that is the answer.
+pub(super) struct BeforeAnswer {
+    /// How the header of that message may end.
+    pub(super) ends: &'static [&'static str],
+    /// What begins a message to a tool.
+    pub(super) breaks: &'static [&'static str],
 }
 
 /// What a message has.

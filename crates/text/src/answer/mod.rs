@@ -16,9 +16,9 @@ mod machine;
 mod messages;
 mod tools;
 
-use formats::Format as Table;
+use formats::{Format as Table, Thinking};
 use machine::Machine;
-use messages::Messages;
+use messages::{MESSAGE, Messages};
 use tools::Tools;
 
 use serde_json::Value;
@@ -64,11 +64,15 @@ pub struct CallDelta {
 pub struct Format {
     reasoning: &'static Table,
     calls: &'static Table,
+    /// Whether the template has marks of reasoning, so that the model may write them by itself.
+    thinks: bool,
 }
 
-/// How reasoning goes on that a prompt has opened.
+/// The marks of reasoning that stands, or may stand, before an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenReasoning {
+pub struct ReasoningMarks {
+    /// The mark that begins it, if the answer begins so; `None` if the reasoning goes on from the prompt.
+    pub open: Option<&'static str>,
     /// Marks that end it; none of them is content.
     pub ends: Vec<&'static str>,
     /// Marks that would be content, or a call, and end it, too.
@@ -84,13 +88,24 @@ impl Format {
             true => &formats::THINKING,
             false => &formats::PLAIN,
         };
-        Format::of_table(found.copied().unwrap_or(plain))
+        let format = Format::of_table(found.copied().unwrap_or(plain));
+        let thinking = format.reasoning.thinking.as_ref();
+        let thinks = |thinking: &Thinking| {
+            [thinking.open, thinking.close]
+                .iter()
+                .any(|mark| source.contains(mark))
+        };
+        Format {
+            thinks: thinking.is_some_and(thinks),
+            ..format
+        }
     }
 
     fn of_table(table: &'static Table) -> Self {
         Format {
             reasoning: table,
             calls: table,
+            thinks: false,
         }
     }
 
@@ -109,15 +124,34 @@ impl Format {
         }
     }
 
-    /// Returns how the reasoning goes on that `prompt`, the rendered chat template, has opened; `None` if it has not.
-    pub fn open_reasoning(self, prompt: &str) -> Option<OpenReasoning> {
-        let thinking = self.reasoning.thinking.as_ref();
-        let thinking = thinking.filter(|thinking| thinking.is_open(prompt))?;
+    /// Returns the marks of the reasoning before the answer to `prompt`, the rendered chat template, which may have opened
+    /// it; `None` if there is none.
+    pub fn reasoning_marks(self, prompt: &str) -> Option<ReasoningMarks> {
+        if let Some(dialect) = self.calls.messages {
+            // A prompt that begins the message leaves nothing open.
+            return dialect
+                .answer
+                .filter(|_| !prompt.ends_with(MESSAGE))
+                .map(|answer| ReasoningMarks {
+                    open: None,
+                    ends: answer.ends.to_vec(),
+                    breaks: answer.breaks.to_vec(),
+                });
+        }
+        let thinking = self.reasoning.thinking.as_ref()?;
+        let open = match thinking.is_open(prompt) {
+            true => None,
+            false if self.thinks && !prompt.trim_end().ends_with(thinking.close) => {
+                Some(thinking.open)
+            }
+            false => return None,
+        };
         let is_hidden = |mark: &&&str| self.calls.hidden.contains(mark);
         let (hidden, breaks): (Vec<&str>, Vec<&str>) =
             thinking.also_ends.iter().partition(|mark| is_hidden(mark));
         let ends = [thinking.close].into_iter().chain(hidden);
-        Some(OpenReasoning {
+        Some(ReasoningMarks {
+            open,
             ends: ends.collect(),
             breaks,
         })

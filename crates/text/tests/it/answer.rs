@@ -1088,8 +1088,9 @@ fn without_tools_there_are_no_calls() {
 #[test]
 fn knows_how_open_reasoning_ends() {
     let open = |format: &str, prompt: &str| {
-        let open = Format::by_name(format).unwrap().open_reasoning(prompt);
-        open.map(|open| (open.ends, open.breaks))
+        let marks = Format::by_name(format).unwrap().reasoning_marks(prompt)?;
+        assert_eq!(marks.open, None);
+        Some((marks.ends, marks.breaks))
     };
     assert_eq!(open("hermes", "<|im_start|>assistant\n"), None);
     assert_eq!(open("llama3", "<think>"), None);
@@ -1108,6 +1109,33 @@ fn knows_how_open_reasoning_ends() {
             vec!["<|START_ACTION|>"]
         ))
     );
+}
+
+/// A model whose template has marks of reasoning may open it by itself, unless the prompt has closed it.
+#[test]
+fn models_may_open_reasoning_by_themselves() {
+    let open = |template: &str, prompt: &str| {
+        let marks = Format::of_template(template).reasoning_marks(prompt)?;
+        Some((marks.open, marks.ends))
+    };
+    let own = Some((Some("<think>"), vec!["</think>"]));
+    for template in ["<tool_call> </think>", "{{ '<think>' }} </think>"] {
+        assert_eq!(open(template, "assistant\n"), own, "{template}");
+        assert_eq!(open(template, "<think>\n"), Some((None, vec!["</think>"])));
+        assert_eq!(open(template, "<think>\n\n</think>\n\n"), None);
+    }
+    assert_eq!(open("<tool_call>", "assistant\n"), None);
+    // Here messages have headers; that of the answer ends the reasoning.
+    let (gpt_oss, hermes) = (
+        "<|channel|> <|message|>",
+        Format::by_name("hermes").unwrap(),
+    );
+    let marks = |prompt| Format::of_template(gpt_oss).reasoning_marks(prompt);
+    let before = marks("<|start|>assistant").unwrap();
+    assert_eq!(before.ends[0], "<|channel|>final<|message|>");
+    assert_eq!(marks("<|start|>assistant<|channel|>final<|message|>"), None);
+    let forced = Format::of_template(gpt_oss).with_calls_of(hermes);
+    assert_eq!(forced.reasoning_marks("<|start|>assistant"), None);
 }
 
 /// Calls that are forced have a format of their own; the reasoning before them is in the model's.

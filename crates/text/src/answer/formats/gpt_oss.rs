@@ -2,7 +2,7 @@
 //! recipient may stand before or after the channel. What is sent to a built-in tool (`python`, `browser.search`) is
 //! dropped, as llama.cpp does.
 
-use crate::answer::messages::{Body, Dialect, MESSAGE, START, recipient, word};
+use crate::answer::messages::{BeforeAnswer, Body, Dialect, MESSAGE, START, recipient, word};
 
 use super::{Format, PLAIN};
 
@@ -15,6 +15,13 @@ pub(super) static FORMAT: Format = Format {
         headers: &[START, CHANNEL, MESSAGE, "<|constrain|>", " to=", "to="],
         ends: &["<|end|>", "<|return|>", "<|call|>"],
         begins: &[START, CHANNEL],
+        answer: Some(&BeforeAnswer {
+            ends: &[
+                "<|channel|>final<|message|>",
+                "<|channel|>final <|constrain|>json<|message|>",
+            ],
+            breaks: &["<|channel|>commentary", " to="],
+        }),
         body: |header, tools| {
             let name = match recipient(header) {
                 Some(to) => to.strip_prefix("functions.").ok_or(to),

@@ -18,6 +18,7 @@ pub(super) static FORMAT: Format = Format {
     name: "muse-glimmer",
     is_of: |template| template.contains("<atem:function_calls>"),
     messages: Some(&Dialect {
+        answer: None,
         headers: &[START, MESSAGE, " to=", "to="],
         ends: &["<|eom|>", "<|eot|>"],
         begins: &[START],
