@@ -295,6 +295,7 @@ pub(crate) fn answer() -> Seeds {
         "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}]",
         "<think>\na\n</think>\n\n<tool_call>\n{\"arguments\": {\"n\": 1}, \"name\": \"f\"}\n</tool_call>",
         "{\"name\": \"f\", \"parameters\": {\"n\": 1}}; {\"name\": \"f\", \"parameters\": {}}",
+        "{\"response\": \"a\\n\\ud83d\\ude00\"}",
     ];
     let seed = |(i, (name, answer)): (usize, (&str, &str))| {
         let mut bytes = vec![i as u8, 4];

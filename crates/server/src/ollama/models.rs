@@ -87,7 +87,6 @@ pub(super) async fn show(
     );
     let capabilities = match &model.embedding {
         Some(_) => vec!["embedding"],
-        None if model.format.name() == "plain" => vec!["completion"],
         None => vec!["completion", "tools"],
     };
     let body = json!({

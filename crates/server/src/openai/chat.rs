@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::chat_events::{ChatEvents, choice, object};
 use super::generation::{Form, Generation};
+use super::generic;
 use super::messages::{check_tools, for_template, with_text_arguments};
 use super::usage::{Timings, usage};
 use crate::app::{App, Body};
@@ -247,7 +248,7 @@ impl Chat {
     /// # Errors
     /// Those of [`Chat::encode`]; the structure is not supported.
     pub(crate) async fn prompt(
-        self,
+        mut self,
         app: &App,
         model: &Arc<Served>,
         tenant: &Arc<str>,
@@ -255,25 +256,36 @@ impl Chat {
         calls: Calls,
     ) -> Result<Prompt, ApiError> {
         let forced = self.forced.as_ref();
-        let forced = forced.map(|forced| structured::calls(&self.tools, forced, calls));
-        let forced = forced.transpose()?;
         if forced.is_some() && structure.is_some() {
             let what = "an answer that must call a tool has no structure of its own; leave one out";
             return Err(ApiError::field("tool_choice", what));
         }
+        if structure.is_some() && !model.format.has_calls() {
+            // The answer has the client's structure, and none that calls could have.
+            self.tools.clear();
+        }
+        let (format, structure) = match forced {
+            _ if self.is_generic(model) => {
+                let source = structured::generic(&self.tools, forced, calls)?;
+                let format = model.format.with_calls_of(structured::generic_format());
+                (format, Some(source))
+            }
+            Some(forced) => {
+                let source = structured::calls(&self.tools, forced, calls)?;
+                let format = model.format.with_calls_of(structured::forced_format());
+                (format, Some(source))
+            }
+            None => (model.format, structure),
+        };
         let Encoded {
             ids,
             text,
             tools,
             times,
         } = self.encode(app, model).await?;
-        let format = match forced {
-            Some(_) => model.format.with_calls_of(structured::forced_format()),
-            None => model.format,
-        };
         let reasoning = format.reasoning_marks(&text);
         let compilers = (&app.compilers, tenant);
-        let structure = model.structure(forced.or(structure), reasoning, compilers);
+        let structure = model.structure(structure, reasoning, compilers);
         Ok(Prompt {
             ids,
             times,
@@ -285,24 +297,50 @@ impl Chat {
         })
     }
 
+    /// Whether tools are described to a model whose template has no calls.
+    fn is_generic(&self, model: &Served) -> bool {
+        // An answer that goes on from the client's text has its form.
+        !self.tools.is_empty() && !model.format.has_calls() && !self.continues
+    }
+
     /// [`Chat::prompt`] as text, with the template's control tokens apart from the conversation's.
     pub(crate) fn rendered(&self, model: &Served) -> Result<Rendered, ApiError> {
+        if !self.is_generic(model) {
+            return Ok(self.render(model, &self.messages, &self.tools)?);
+        }
+        let described = generic::described(&self.messages, &self.tools, self.forced.is_some());
+        match self.render(model, &described, &[]) {
+            Ok(rendered) if generic::is_in(rendered.text()) => Ok(rendered),
+            // A template without system prompts refuses them or leaves them out.
+            Ok(_) | Err(TemplateError::Render(RenderError::Refused { .. })) => {
+                Ok(self.render(model, &generic::without_system(described), &[])?)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn render(
+        &self,
+        model: &Served,
+        messages: &[Value],
+        tools: &[Value],
+    ) -> Result<Rendered, TemplateError> {
         let render = |messages: &[Value]| {
             let conversation = Conversation {
                 messages,
-                tools: &self.tools,
+                tools,
                 add_generation_prompt: !self.continues,
                 variables: Some(&self.variables),
             };
             model.template.prompt(&conversation, &model.tokenizer)
         };
-        match render(&self.messages) {
-            Err(error @ TemplateError::Render(RenderError::Refused { .. })) => Err(error.into()),
+        match render(messages) {
+            Err(error @ TemplateError::Render(RenderError::Refused { .. })) => Err(error),
             Err(error) => {
-                let messages = with_text_arguments(&self.messages);
-                match messages == self.messages {
-                    true => Err(error.into()),
-                    false => Ok(render(&messages)?),
+                let with_text = with_text_arguments(messages);
+                match with_text == messages {
+                    true => Err(error),
+                    false => render(&with_text),
                 }
             }
             Ok(rendered) => Ok(rendered),

@@ -5,6 +5,7 @@ pub(crate) mod chat_events;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod generation;
+mod generic;
 pub(crate) mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;

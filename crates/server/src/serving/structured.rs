@@ -273,11 +273,53 @@ pub(crate) fn forced_format() -> Format {
     Format::by_name("hermes").expect("the format is in the table")
 }
 
+/// Returns the format of answers of models that have none for calls: one JSON object.
+pub(crate) fn generic_format() -> Format {
+    Format::by_name("generic").expect("the format is in the table")
+}
+
 /// Returns the grammar of an answer that calls tools and says nothing else.
 ///
 /// # Errors
 /// There is no such tool, or definitions of two schemas have the same name.
 pub(crate) fn calls(tools: &[Value], forced: &Forced, calls: Calls) -> Result<Source, ApiError> {
+    let schema = schema_of_call(tools, forced)?;
+    let more = match calls {
+        Calls::One => "",
+        Calls::Any => r#" ("\n" call)*"#,
+    };
+    let lark = format!(
+        "start: call{more}\ncall: \"<tool_call>\\n\" object \"\\n</tool_call>\"\nobject: %json {schema}\n"
+    );
+    Ok(Source::Lark(lark))
+}
+
+/// Returns the grammar of an answer in the generic form: calls of tools or, unless calls are forced, a text.
+///
+/// # Errors
+/// As [`calls`].
+pub(crate) fn generic(
+    tools: &[Value],
+    forced: Option<&Forced>,
+    calls: Calls,
+) -> Result<Source, ApiError> {
+    let schema = schema_of_call(tools, forced.unwrap_or(&Forced::Any))?;
+    let more = match calls {
+        Calls::One => "",
+        Calls::Any => r#" (", " call)*"#,
+    };
+    let response = match forced {
+        Some(_) => "",
+        None => " | \"{\\\"response\\\": \" text \"}\"\ntext: %json {\"type\": \"string\"}",
+    };
+    let lark = format!(
+        "start: \"{{\\\"tool_calls\\\": [\" call{more} \"]}}\"{response}\ncall: %json {schema}\n"
+    );
+    Ok(Source::Lark(lark))
+}
+
+/// Returns the schema of a call in JSON.
+fn schema_of_call(tools: &[Value], forced: &Forced) -> Result<Value, ApiError> {
     let mut definitions = Map::new();
     let mut choices = Vec::new();
     for tool in tools {
@@ -324,14 +366,7 @@ pub(crate) fn calls(tools: &[Value], forced: &Forced, calls: Calls) -> Result<So
     for (key, value) in definitions {
         schema[&key] = value;
     }
-    let more = match calls {
-        Calls::One => "",
-        Calls::Any => r#" ("\n" call)*"#,
-    };
-    let lark = format!(
-        "start: call{more}\ncall: \"<tool_call>\\n\" object \"\\n</tool_call>\"\nobject: %json {schema}\n"
-    );
-    Ok(Source::Lark(lark))
+    Ok(schema)
 }
 
 #[cfg(test)]

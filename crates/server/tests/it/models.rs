@@ -498,7 +498,8 @@ fn a_model_has_defaults() {
 fn defaults_of_a_template_count_everywhere() {
     let options = ServeOptions::default();
     let mut model = loaded(FORGE_MINI.as_ref(), Purpose::Text, small(), options);
-    let template = "{{ style }}{{ messages[0].content }}";
+    // It has a format for calls, and writes no tools.
+    let template = "{# <tool_call> #}{{ style }}{{ messages[0].content }}";
     model.template = ChatTemplate::from_source(template).unwrap();
     let defaults = json!({"chat_template_kwargs": {"style": "In many words: "}});
     let offered = Offer {

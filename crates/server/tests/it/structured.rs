@@ -1,8 +1,11 @@
 //! Answers of a given structure, and calls of tools that the client demands.
 
+use rocmforge_engine::serve::ServeOptions;
+use rocmforge_model::Purpose;
+use rocmforge_text::chat_template::ChatTemplate;
 use serde_json::{Value, json};
 
-use crate::client::{TestServer, forge_mini, local, roomy, start};
+use crate::client::{FORGE_MINI, TestServer, forge_mini, loaded, local, offer, roomy, start};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -265,4 +268,81 @@ fn structures_that_cannot_be_are_refused() {
         server.post(CHAT, &ask(0, fields)).error(400);
     }
     server.post(CHAT, &ask(0, json!({"max_tokens": 1}))).ok();
+}
+
+/// A model whose template has no calls.
+fn without_calls(template: &str) -> TestServer {
+    let options = ServeOptions::default();
+    let mut model = loaded(FORGE_MINI.as_ref(), Purpose::Text, roomy(), options);
+    model.template = ChatTemplate::from_source(template).unwrap();
+    TestServer::start(local(), vec![offer("forge-mini", model)])
+}
+
+const PLAIN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+    <|im_start|>assistant\n";
+const NO_SYSTEM: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
+    <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
+
+/// Returns the tokens that a word can begin with.
+fn beginnings(server: &TestServer, word: &str) -> Vec<Value> {
+    let ids = (1..=word.len()).filter_map(|len| {
+        let reply = server.post("/tokenize", &json!({ "content": &word[..len] }));
+        let ids = reply.ok()["tokens"].as_array().unwrap().clone();
+        (ids.len() == 1).then(|| ids[0].clone())
+    });
+    ids.collect()
+}
+
+/// Where the template has no calls, a system prompt describes the tools, and the answer is a text or calls.
+#[test]
+fn models_without_calls_have_tools() {
+    for template in [PLAIN, NO_SYSTEM] {
+        let server = without_calls(template);
+        let with_tools = |fields: Value| {
+            let mut body = ask(1, fields);
+            body["tools"] = json!([tools()[0]]);
+            body["parallel_tool_calls"] = false.into();
+            body
+        };
+        let reply = server.post("/apply-template", &with_tools(json!({})));
+        let prompt = reply.ok()["prompt"].to_string();
+        assert!(
+            prompt.contains("Paris") && prompt.contains("about a person."),
+            "{prompt}"
+        );
+        assert_eq!(prompt.contains("|>system"), template == PLAIN, "{prompt}");
+        let begins_calls = beginnings(&server, "tool_calls");
+        let never = begins_calls.iter().map(|id| json!([id, false]));
+        let never_calls: Value = never.collect();
+        for choice in ["auto", "required"] {
+            let bias = json!([[begins_calls.last(), 100]]);
+            let fields = json!({"logit_bias": bias, "tool_choice": choice, "max_tokens": 600, "temperature": 0.8});
+            let reply = server.post(CHAT, &with_tools(fields)).ok();
+            let answer = &reply["choices"][0];
+            let calls = answer["message"]["tool_calls"].as_array();
+            let calls = calls.unwrap_or_else(|| panic!("{reply}"));
+            assert_eq!(calls.len(), 1, "{reply}");
+            let function = &calls[0]["function"];
+            assert_eq!(function["name"], "weather");
+            check_weather(function["arguments"].as_str().unwrap());
+            assert_eq!(answer["finish_reason"], "tool_calls");
+        }
+        let mut body = with_tools(json!({"logit_bias": never_calls, "max_tokens": 60}));
+        let reply = server.post(CHAT, &body).ok();
+        let message = &reply["choices"][0]["message"];
+        let text = message["content"].as_str().unwrap();
+        assert!(!text.is_empty() && !text.contains("response"), "{text}");
+        assert!(message["tool_calls"].is_null());
+        body["stream"] = true.into();
+        let events = server.post(CHAT, &body).events();
+        let deltas = events
+            .iter()
+            .filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+        assert_eq!(deltas.collect::<String>(), text);
+        // A structure of the client's comes first.
+        let body = with_tools(json!({"guided_choice": ["yes", "no"]}));
+        let reply = server.post(CHAT, &body).ok();
+        let text = reply["choices"][0]["message"]["content"].as_str().unwrap();
+        assert!(["yes", "no"].contains(&text), "{reply}");
+    }
 }

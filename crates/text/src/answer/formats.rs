@@ -5,6 +5,7 @@ mod command_r7b;
 mod deepseek;
 mod dsml;
 mod gemma4;
+mod generic;
 mod glm;
 mod gpt_oss;
 mod granite;
@@ -34,6 +35,8 @@ pub(super) struct Format {
     /// Marks that give no text.
     pub(super) hidden: &'static [&'static str],
     pub(super) calls: &'static [Call],
+    /// Where there are tools: what content begins with that is a string in JSON.
+    pub(super) quoted: Option<&'static str>,
     /// How messages have headers, for which `messages.rs` reads the answer instead.
     pub(super) messages: Option<&'static Dialect>,
 }
@@ -102,6 +105,7 @@ pub(super) const PLAIN: Format = Format {
     thinking: None,
     hidden: &[],
     calls: &[],
+    quoted: None,
     messages: None,
 };
 
@@ -139,4 +143,5 @@ pub(super) static ALL: &[&Format] = &[
     &granite::FORMAT,
     &hermes::FORMAT,
     &llama3::FORMAT,
+    &generic::FORMAT,
 ];

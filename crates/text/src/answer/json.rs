@@ -157,6 +157,75 @@ impl Scanner {
     }
 }
 
+/// Reads on in a string, after its first quote: returns its text as far as it is certain, the bytes read, and whether the
+/// string ended.
+pub(super) fn unescape(text: &str) -> (String, usize, bool) {
+    let mut out = String::new();
+    let mut at = 0;
+    loop {
+        let rest = &text[at..];
+        let len = rest.find(['"', '\\']).unwrap_or(rest.len());
+        out.push_str(&rest[..len]);
+        at += len;
+        match &rest.as_bytes()[len..] {
+            [] => return (out, at, false),
+            [b'"', ..] => return (out, at + 1, true),
+            _ => match escape(&rest[len..]) {
+                Some((c, len)) => {
+                    out.push(c);
+                    at += len;
+                }
+                None => return (out, at, false),
+            },
+        }
+    }
+}
+
+/// Reads an escape; returns its character and length, or `None` if more text is needed. What is no escape stands for
+/// itself.
+fn escape(text: &str) -> Option<(char, usize)> {
+    let c = text.chars().nth(1)?;
+    let meant = match c {
+        'b' => '\u{8}',
+        'f' => '\u{c}',
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'u' => return unicode(text.as_bytes()),
+        c => c,
+    };
+    Some((meant, 1 + c.len_utf8()))
+}
+
+/// As [`escape`], of `\uHHHH`, or of two that are one character.
+fn unicode(text: &[u8]) -> Option<(char, usize)> {
+    const UNKNOWN: char = char::REPLACEMENT_CHARACTER;
+    let Some(first) = unit(text.get(2..6)?) else {
+        return Some((UNKNOWN, 2));
+    };
+    if !(0xD800..0xDC00).contains(&first) {
+        return Some((char::from_u32(first.into()).unwrap_or(UNKNOWN), 6));
+    }
+    // What follows, as far as it is there, has to begin the second one.
+    let next = &text[6..text.len().min(8)];
+    if !b"\\u".starts_with(next) {
+        return Some((UNKNOWN, 6));
+    }
+    let second = unit(text.get(8..12)?).filter(|second| (0xDC00..0xE000).contains(second));
+    let pair = second.map(|second| char::decode_utf16([first, second]).next());
+    match pair {
+        Some(Some(Ok(c))) => Some((c, 12)),
+        _ => Some((UNKNOWN, 6)),
+    }
+}
+
+/// Returns the value of four digits.
+fn unit(digits: &[u8]) -> Option<u16> {
+    let digits = std::str::from_utf8(digits).ok()?;
+    let is_hex = digits.bytes().all(|b| b.is_ascii_hexdigit());
+    u16::from_str_radix(digits, 16).ok().filter(|_| is_hex)
+}
+
 fn is_of_word(b: u8) -> bool {
     b.is_ascii_alphanumeric() || matches!(b, b'-' | b'+' | b'.')
 }
@@ -196,6 +265,36 @@ mod tests {
                 };
                 assert_eq!(by_byte.read(&[b]), expected, "{value} at {i}");
             }
+        }
+    }
+
+    /// However it is cut, a string has the text that serde_json reads.
+    #[test]
+    fn strings_have_the_text_of_serde_json() {
+        for string in [
+            r#""""#,
+            r#""a\"b\\c\/d\b\f\n\r\té""#,
+            r#""\u00e9\u20AC\ud83d\ude00 x""#,
+        ] {
+            let expected: String = serde_json::from_str(string).unwrap();
+            let inner = &string[1..];
+            assert_eq!(unescape(inner), (expected.clone(), inner.len(), true));
+            for (cut, _) in inner.char_indices() {
+                let (mut text, len, ended) = unescape(&inner[..cut]);
+                assert!(!ended && expected.starts_with(&text));
+                text += &unescape(&inner[len..]).0;
+                assert_eq!(text, expected, "{string} at {cut}");
+            }
+        }
+        // What serde_json refuses.
+        for (text, read) in [
+            (r#"\ud83d" "#, "\u{fffd}"),
+            (r#"\ud83d\u0041" "#, "\u{fffd}A"),
+            (r#"\ude00" "#, "\u{fffd}"),
+            (r#"\u+123" "#, "\u{fffd}+123"),
+            (r#"\q" "#, "q"),
+        ] {
+            assert_eq!(unescape(text).0, read, "{text}");
         }
     }
 

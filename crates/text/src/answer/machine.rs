@@ -7,7 +7,7 @@
 use super::calls::{Found, MAX_HEAD_BYTES, read, tail};
 use super::cursor::{Cursor, Read, Stop};
 use super::formats::{Call, Place, Syntax, Thinking};
-use super::json::{Progress, Scanner};
+use super::json::{Progress, Scanner, unescape};
 use super::tools::Tools;
 use super::{CallDelta, Delta, Format, MAX_CALL_BYTES};
 
@@ -20,6 +20,8 @@ pub(super) struct Machine {
     hidden: &'static [&'static str],
     /// How calls begin; none without tools.
     calls: &'static [Call],
+    /// What content begins with that is a string in JSON; nothing without tools.
+    quoted: Option<&'static str>,
     tools: Tools,
     /// What was not read yet.
     text: String,
@@ -40,6 +42,10 @@ enum Mode {
     Content {
         begins: bool,
     },
+    /// Content that is a string in JSON.
+    Quoted,
+    /// What follows that string.
+    Dropped,
     /// Objects of a list after the first one.
     Object {
         call: &'static Call,
@@ -70,8 +76,10 @@ impl Machine {
     pub(super) fn new(format: Format, prompt: &str, tools: Tools) -> Self {
         let thinking = format.reasoning.thinking.as_ref();
         let opened = thinking.is_some_and(|thinking| thinking.is_open(prompt));
+        let quoted = format.calls.quoted.filter(|_| !tools.is_empty());
         Machine {
             thinking,
+            quoted,
             hidden: format.calls.hidden,
             calls: match tools.is_empty() {
                 true => &[],
@@ -101,6 +109,8 @@ impl Machine {
         match &self.mode {
             Mode::Arguments { .. } => self.end_call(false, out),
             Mode::Tail { .. } => self.end_call(true, out),
+            // An escape that was cut.
+            Mode::Quoted => self.text.clear(),
             _ => {}
         }
         if !self.text.is_empty() {
@@ -138,7 +148,38 @@ impl Machine {
             }
             Mode::Arguments { .. } => self.arguments(out),
             Mode::Tail { .. } => self.tail(ended, out),
+            Mode::Quoted => {
+                let (text, len, ended) = unescape(&self.text);
+                self.text.drain(..len);
+                if !text.is_empty() {
+                    out.push(Delta::Content(text));
+                }
+                if ended {
+                    self.mode = Mode::Dropped;
+                }
+                len > 0
+            }
+            Mode::Dropped => {
+                self.text.clear();
+                false
+            }
         }
+    }
+
+    /// Reads up to content that is a string in JSON, after `n_blank` bytes.
+    fn open_quote(&mut self, mark: &str, n_blank: usize) -> Read<()> {
+        let mut text = Cursor::new(&self.text[n_blank..]);
+        text.expect(mark)?;
+        text.space();
+        text.expect("\"")?;
+        let len = n_blank + text.at();
+        if len > MAX_HEAD_BYTES {
+            return Err(Stop::NotACall);
+        }
+        self.text.drain(..len);
+        self.out.end_part();
+        self.mode = Mode::Quoted;
+        Ok(())
     }
 
     fn first(&mut self, opened: bool, ended: bool) -> bool {
@@ -198,6 +239,16 @@ impl Machine {
             if text.is_empty() && !ended {
                 return false;
             }
+            if let Some(mark) = self.quoted {
+                match self.open_quote(mark, n_blank) {
+                    Ok(()) => return true,
+                    Err(Stop::Incomplete) if !ended && self.text.len() <= MAX_HEAD_BYTES => {
+                        return false;
+                    }
+                    Err(_) => {}
+                }
+            }
+            let text = self.text.trim_start();
             let here = |call: &&Call| call.mark.is_empty() && text.starts_with(['{', '[']);
             if calls.iter().any(|call| here(&call)) {
                 match self.try_calls(calls, false, n_blank, ended, out) {

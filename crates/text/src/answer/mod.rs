@@ -157,11 +157,15 @@ impl Format {
         })
     }
 
+    /// Whether answers may call tools.
+    pub fn has_calls(self) -> bool {
+        !self.calls.calls.is_empty() || self.calls.messages.is_some()
+    }
+
     /// Whether answers have marks, which may be control tokens.
     pub fn has_marks(self) -> bool {
-        let Table { calls, hidden, .. } = self.calls;
-        let has_calls = !calls.is_empty() || !hidden.is_empty() || self.calls.messages.is_some();
-        has_calls || self.reasoning.thinking.is_some()
+        let has_hidden = !self.calls.hidden.is_empty();
+        self.has_calls() || has_hidden || self.reasoning.thinking.is_some()
     }
 
     /// Returns its name, `plain` for one without calls.

@@ -838,6 +838,23 @@ const UPSTREAM: &[Case<'_>] = &[
         "",
         ONE,
     ),
+    // The form for templates without calls, which llama.cpp had before it read them from templates.
+    (
+        "generic",
+        "",
+        "{\"response\": \"Hello, world!\\nWhat's up?\"}",
+        "",
+        HELLO,
+        &[],
+    ),
+    (
+        "generic",
+        "",
+        "{\"tool_calls\": [{\"name\": \"special_function\", \"arguments\": {\"arg1\": 1}}, {\"name\": \"special_function_with_opt\", \"arguments\": {\"arg1\": 1, \"arg2\": 2}}]}",
+        "",
+        "",
+        TWO,
+    ),
 ];
 
 #[test]
@@ -929,6 +946,12 @@ fn what_only_resembles_a_call_is_content() {
             "<tool_call:opensource>get_time</tool_call:opensource>",
         ),
         ("muse-glimmer", "Plain text to=get_time, <atem:invoke>"),
+        ("generic", "{\"response\": 1}"),
+        ("generic", "Write {\"response\": \"text\"}."),
+        (
+            "generic",
+            "{\"tool_calls\": [{\"name\": \"nothing\", \"arguments\": {}}]}",
+        ),
     ];
     for (format, text) in cases {
         let answer = read_all_ways(format, "", text);
@@ -989,6 +1012,10 @@ fn unfinished_calls_are_reported() {
         (
             "llama3",
             "{\"name\": \"get_time\", \"parameters\": {\"city\": \"Par",
+        ),
+        (
+            "generic",
+            "{\"tool_calls\": [{\"name\": \"get_time\", \"arguments\": {\"city\": \"Par",
         ),
     ];
     for (format, text) in streamed {
@@ -1053,6 +1080,23 @@ fn unfinished_calls_are_reported() {
     );
     assert_eq!(bad.calls[0].complete, Some(false));
     assert_eq!(bad.content, "oops}} more");
+}
+
+/// A text in JSON is passed on as it comes, but for escapes that are not complete.
+#[test]
+fn quoted_content_is_passed_on() {
+    for (text, content) in [
+        (r#"{"response": "a\n\ud83d\ude00 b"#, "a\n😀 b"),
+        (r#"{"response": "a\ud83d\u"#, "a"),
+        (r#"{"response" : "a"#, r#"{"response" : "a"#),
+    ] {
+        let answer = read_all_ways("generic", "", text);
+        assert_eq!(answer.content, content);
+        assert_eq!((answer.calls.len(), answer.unfinished.as_str()), (0, ""));
+    }
+    let mut parser = AnswerParser::new(Format::by_name("generic").unwrap(), "", &tools());
+    let deltas = parser.push(r#"{"response": "Hello "#);
+    assert_eq!(deltas, [Delta::Content("Hello ".into())]);
 }
 
 /// Without tools, what looks like a call is content in every format that has no headers.
@@ -1269,6 +1313,10 @@ fn random_answers_do_not_depend_on_cuts() {
         "</atem:invoke>",
         "<atem:parameter name=\"city\">",
         "</atem:parameter>",
+        "{\"response\": \"",
+        "{\"tool_calls\": [",
+        "\\ud83d\\ude",
+        "\"",
     ];
     let mut state = 0x2545_F491_4F6C_DD1Du64;
     let mut random = |n: usize| {
