@@ -84,6 +84,12 @@ impl Constrained {
         self.promised = None;
     }
 
+    /// Returns tokens that come next whatever is chosen.
+    pub(crate) fn forced(&mut self) -> Vec<TokenId> {
+        let state = self.state.lock();
+        state.unwrap_or_else(PoisonError::into_inner).forced()
+    }
+
     /// Takes the next token. Its mask was used, so no thread holds the state for long.
     pub(crate) fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError> {
         let state = self.state.lock();

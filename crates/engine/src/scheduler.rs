@@ -132,6 +132,11 @@ impl Scheduler {
         self.sequences.find(id)
     }
 
+    /// Returns the number of sequences that run.
+    pub(crate) fn n_running(&self) -> usize {
+        self.running.len()
+    }
+
     /// Returns a member's sequence, if it has not ended.
     pub(crate) fn member(&mut self, member: Member) -> Option<&mut Sequence> {
         self.sequences.member(member)

@@ -51,6 +51,8 @@ pub(crate) struct Sequence {
     /// Prompt positions whose output has been requested.
     pub(crate) n_prompt_outputs: usize,
     pub(crate) pending: Option<PendingSample>,
+    /// A step in flight whose choice is not used: its token was known before.
+    pub(crate) void_step: Option<u64>,
     pub(crate) table: BlockTable,
     pub(crate) states: StateTable,
     pub(crate) text: Option<TextStream>,
@@ -98,6 +100,7 @@ impl Sequence {
             n_cached: 0,
             n_prompt_outputs: 0,
             pending: None,
+            void_step: None,
             table: BlockTable::default(),
             states: StateTable::default(),
             text,
@@ -180,6 +183,27 @@ impl Sequence {
         } else {
             None
         }
+    }
+
+    /// Returns tokens that come next whatever is chosen, and lets a step in flight that chooses the first of them choose in
+    /// vain. None where the choice itself has a result: log-probabilities, or the state of the sampler.
+    pub(crate) fn take_forced(&mut self, is_worth: impl FnOnce(usize) -> bool) -> Vec<TokenId> {
+        let (request, pending) = (&self.request, &mut self.pending);
+        let has_result = request.logprobs.is_some() || request.sampling.mirostat.is_some();
+        let Some(constrained) = self.constrained.as_mut().filter(|_| !has_result) else {
+            return Vec::new();
+        };
+        let forced = constrained.forced();
+        let biases = &request.sampling.logit_bias;
+        let has_bias = |id: &TokenId| biases.iter().any(|(other, _)| other == id);
+        if !is_worth(forced.len()) || forced.iter().any(has_bias) {
+            return Vec::new();
+        }
+        if let Some(pending) = pending.take() {
+            self.void_step = Some(pending.step);
+            constrained.break_promise();
+        }
+        forced
     }
 
     /// Returns how to sample the next token. The device adds a pending token to the history. Penalties and DRY see at

@@ -56,6 +56,6 @@ fn vocabulary() -> &'static Arc<Vocabulary> {
         let path = root().join("models/forge-mini-Q4_K_M.gguf");
         let file = Gguf::open(&path, LoadMode::Mmap).expect("the repository has forge-mini");
         let tokenizer = Tokenizer::from_gguf(&file, None).expect("it has a vocabulary");
-        Vocabulary::new(&tokenizer).expect("it is small")
+        Vocabulary::new(&Arc::new(tokenizer)).expect("it is small")
     })
 }

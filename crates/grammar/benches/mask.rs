@@ -2,6 +2,7 @@
 //!
 //! Needs the conformance data (`ROCMFORGE_CONFORMANCE_DATA`) for the vocabulary of Llama 3.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -81,7 +82,7 @@ fn masks(c: &mut Criterion) {
         return;
     };
     let gguf = Gguf::open(&path, LoadMode::Mmap).unwrap();
-    let tokenizer = Tokenizer::from_gguf(&gguf, None).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf, None).unwrap());
     let started = Instant::now();
     let vocabulary = Vocabulary::new(&tokenizer).unwrap();
     println!(

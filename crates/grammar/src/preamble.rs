@@ -232,6 +232,13 @@ impl Constraint for Preceded {
         Ok(Progress::Open)
     }
 
+    fn forced(&mut self) -> Vec<TokenId> {
+        match self.at {
+            At::After => self.then.forced(),
+            At::Open { .. } | At::Free(_) => Vec::new(),
+        }
+    }
+
     fn clone_box(&self) -> Box<dyn Constraint> {
         Box::new(Preceded {
             preamble: Arc::clone(&self.preamble),

@@ -70,6 +70,14 @@ impl Constraint for State {
         }
     }
 
+    fn forced(&mut self) -> Vec<TokenId> {
+        let text = self.matcher.compute_ff_bytes();
+        match text.len() < 2 {
+            true => Vec::new(),
+            false => self.vocabulary.tokens_within(&text),
+        }
+    }
+
     fn clone_box(&self) -> Box<dyn Constraint> {
         Box::new(self.clone())
     }

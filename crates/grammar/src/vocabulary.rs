@@ -7,7 +7,7 @@ use llguidance::toktrie::{
 };
 use llguidance::{ParserFactory, panic_utils};
 use rocmforge_gguf::TokenId;
-use rocmforge_text::tokenizer::{TokenKind, Tokenizer};
+use rocmforge_text::tokenizer::{EncodeOptions, TokenKind, Tokenizer};
 
 use crate::error::{GrammarError, told};
 use crate::limits::{self, MAX_TOKEN_BYTES};
@@ -20,6 +20,7 @@ pub struct Vocabulary {
     pub(crate) text: Vec<u32>,
     /// The tokens that end the generation.
     pub(crate) ends: Vec<TokenId>,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl Vocabulary {
@@ -27,7 +28,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// [`GrammarError::Vocabulary`] if there are too many bytes.
-    pub fn new(tokenizer: &Tokenizer) -> Result<Arc<Vocabulary>, GrammarError> {
+    pub fn new(tokenizer: &Arc<Tokenizer>) -> Result<Arc<Vocabulary>, GrammarError> {
         let n_vocab = tokenizer.n_vocab();
         let mut text = vec![0; n_vocab.div_ceil(32)];
         let mut words = Vec::with_capacity(n_vocab);
@@ -53,7 +54,7 @@ impl Vocabulary {
                 true => trie,
                 false => trie.with_eos_tokens(&ends),
             };
-            // Tokens that are forced would be those of a greedy tokenizer, so none are.
+            // Tokens that it forces would be those of a greedy tokenizer, so it forces none.
             let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
             let slices = llguidance::earley::SlicedBiasComputer::json_slices();
             let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)?;
@@ -68,6 +69,29 @@ impl Vocabulary {
             factory,
             text,
             ends,
+            tokenizer: Arc::clone(tokenizer),
         }))
+    }
+
+    /// Returns the tokens of a text within another one. The last one is left out, as it may go on after the text; without
+    /// others, or where the bytes are not those of whole characters, there are none.
+    pub(crate) fn tokens_within(&self, text: &[u8]) -> Vec<TokenId> {
+        // What comes first in a text may be written in another way.
+        const BEFORE: &str = "\n";
+        let Ok(text) = std::str::from_utf8(text) else {
+            return Vec::new();
+        };
+        let ids = self
+            .tokenizer
+            .encode(&format!("{BEFORE}{text}"), EncodeOptions::default());
+        let bytes = |ids: &[TokenId]| -> Vec<u8> {
+            let bytes = ids.iter().flat_map(|&id| self.tokenizer.token_bytes(id));
+            bytes.copied().collect()
+        };
+        let is_text = |at: &usize| bytes(&ids[*at..]) == text.as_bytes();
+        match (1..ids.len()).find(is_text) {
+            Some(first) => ids[first..ids.len() - 1].to_vec(),
+            None => Vec::new(),
+        }
     }
 }

@@ -24,6 +24,12 @@ pub trait Constraint: Send {
     /// The token may not come next, or a limit is reached.
     fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError>;
 
+    /// Returns tokens whose text comes next whatever is chosen; none if that is not known. They are not taken. Others with the
+    /// same text may be allowed, too.
+    fn forced(&mut self) -> Vec<TokenId> {
+        Vec::new()
+    }
+
     /// Returns a copy that goes on from the same state.
     fn clone_box(&self) -> Box<dyn Constraint>;
 }

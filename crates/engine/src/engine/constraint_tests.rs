@@ -185,3 +185,126 @@ fn many_constrained_sequences_are_each_as_alone() {
         }
     }
 }
+
+/// A [`Chain`] that forces some tokens: where its state says so, it allows only one at a time.
+#[derive(Clone)]
+struct Forcing {
+    chain: Chain,
+    /// The forced tokens that have not come.
+    left: Vec<TokenId>,
+    asks: bool,
+}
+
+impl Forcing {
+    fn new(state: u64, asks: bool) -> Box<Forcing> {
+        let n_left = usize::MAX;
+        Box::new(Forcing {
+            chain: Chain { state, n_left },
+            left: Vec::new(),
+            asks,
+        })
+    }
+}
+
+impl Constraint for Forcing {
+    fn mask(&mut self, allowed: &mut [u32]) -> Result<(), ConstraintError> {
+        let Some(&first) = self.left.first() else {
+            return self.chain.mask(allowed);
+        };
+        allowed.fill(0);
+        allowed[first as usize / 32] |= 1 << (first % 32);
+        Ok(())
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError> {
+        if !self.left.is_empty() {
+            assert_eq!(token, self.left.remove(0));
+            return Ok(Progress::Open);
+        }
+        let progress = self.chain.accept(token)?;
+        let n = self.chain.state as TokenId % 6;
+        self.left = (0..n).map(|i| (token + i) % 50).collect();
+        Ok(progress)
+    }
+
+    fn forced(&mut self) -> Vec<TokenId> {
+        match self.asks {
+            true => self.left.clone(),
+            false => Vec::new(),
+        }
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// Tokens and steps of requests that run together, with a step that may fail.
+fn answers(requests: &[Request], steps_in_flight: usize, failing: u64) -> (Vec<Vec<TokenId>>, u64) {
+    let before = move |batch: &Batch| match batch.step == failing {
+        true => Err(crate::recorder::lost_step()),
+        false => Ok(()),
+    };
+    let sizes = Sizes {
+        steps_in_flight,
+        n_slots: 12,
+        ..Sizes::small(4)
+    };
+    let mut engine = sizes.engine(Box::new(before));
+    let ids: Vec<RequestId> = requests
+        .iter()
+        .map(|request| engine.submit(request.clone()).unwrap())
+        .collect();
+    let mut tokens: BTreeMap<RequestId, Vec<TokenId>> = BTreeMap::new();
+    while !engine.is_idle() {
+        // A step that fails with one request alone is tried again.
+        let events = engine.step().unwrap_or_default();
+        for event in events {
+            match event {
+                Event::Token { request, id, .. } => tokens.entry(request).or_default().push(id),
+                Event::Failed { failure, .. } => panic!("{failure}"),
+                _ => {}
+            }
+        }
+        engine.check_integrity().unwrap();
+    }
+    let answers = ids.iter().map(|id| tokens.remove(id).unwrap()).collect();
+    (answers, engine.n_computed_steps())
+}
+
+/// Forced tokens are those that would have come one by one, in fewer steps.
+#[test]
+fn forced_tokens_take_one_step() {
+    let request = |state: u32, asks: bool, n: usize| Request {
+        constraint: Some(Forcing::new(u64::from(state), asks)),
+        ..Request::greedy(vec![state, 3, 7], n)
+    };
+    for steps_in_flight in [1, 2] {
+        for n in [3, 12, 29] {
+            let requests = |asks: bool| [1, 2, 3].map(|state| request(state, asks, n));
+            let (by_step, n_steps) = answers(&requests(false), steps_in_flight, u64::MAX);
+            assert_eq!(by_step[0], expected(&requests(false)[0], 32, 4).ids);
+            let (forced, n_fewer) = answers(&requests(true), steps_in_flight, u64::MAX);
+            assert_eq!(forced, by_step);
+            assert!(n < 12 || n_fewer < n_steps, "{n_fewer} {n_steps}");
+            println!("{n} tokens, {steps_in_flight} in flight: {n_steps} steps, {n_fewer}");
+            // Beside one that chooses every token, and after a step that failed.
+            let mixed = [
+                request(1, true, n),
+                request(2, false, n),
+                request(3, true, n),
+            ];
+            for failing in 0..8 {
+                let (mixed, _) = answers(&mixed, steps_in_flight, failing);
+                assert_eq!(mixed, by_step, "{failing}");
+            }
+        }
+    }
+    // Where every choice is reported, each has its step.
+    let with_logprobs = |asks| Request {
+        logprobs: Some(1),
+        ..request(1, asks, 20)
+    };
+    let each = answers(&[with_logprobs(false)], 2, u64::MAX);
+    assert_eq!(answers(&[with_logprobs(true)], 2, u64::MAX), each);
+}

@@ -5,6 +5,7 @@ use crate::event::{Event, Failure, FinishReason, StopCause};
 use crate::scheduler::StepRecord;
 use crate::sequence::RowPurpose;
 use crate::sequences::Member;
+use rocmforge_gguf::TokenId;
 use rocmforge_plan::{
     ConstraintError, Progress, RowOutput, Sampled, StepOutput, TokenLogprob, TokenMask,
 };
@@ -33,6 +34,9 @@ impl Engine {
                 continue;
             }
             let request = member.id;
+            if self.is_void(output.step, member, &output_row) {
+                continue;
+            }
             match (row.purpose, output_row) {
                 (RowPurpose::PromptScore { position }, RowOutput::Scored { logprob, top }) => {
                     events.push(Event::PromptScore {
@@ -122,16 +126,61 @@ impl Engine {
         }
     }
 
-    /// Adds a sampled token to its sequence.
+    /// Whether a row is a choice that is not used.
+    fn is_void(&mut self, step: u64, member: Member, output: &RowOutput) -> bool {
+        let is_choice = matches!(output, RowOutput::Sampled { .. } | RowOutput::NoMask);
+        let sequence = self.scheduler.member(member).filter(|_| is_choice);
+        sequence.is_some_and(|sequence| sequence.void_step.take_if(|void| *void == step).is_some())
+    }
+
+    /// Adds a sampled token to its sequence, and those that its constraint forces after it. They are computed in one step.
     fn take_token(&mut self, step: u64, member: Member, choice: Choice, events: &mut Vec<Event>) {
-        let n_ctx = self.n_ctx();
-        let Sampled { id: token, mu } = choice.sampled;
         let Some(sequence) = self.scheduler.member(member) else {
             return;
         };
         if sequence.pending.is_some_and(|pending| pending.step == step) {
             sequence.pending = None;
         }
+        let mu = choice.sampled.mu;
+        let mut goes_on = self.add_token(member, choice, events);
+        if goes_on {
+            for id in self.forced(member) {
+                let sampled = Sampled { id, mu };
+                let choice = Choice {
+                    sampled,
+                    logprob: None,
+                    top: Vec::new(),
+                };
+                goes_on = goes_on && self.add_token(member, choice, events);
+            }
+        }
+        if goes_on && let Some(sequence) = self.scheduler.member(member) {
+            if let Some(constrained) = &mut sequence.constrained {
+                self.masks.begin(constrained);
+            }
+            self.scheduler.acquit(member);
+        }
+    }
+
+    /// Returns the tokens that a sequence's constraint forces, if they are worth a step of another shape. A device that has
+    /// recorded the usual ones takes longer for it, and all sequences wait.
+    fn forced(&mut self, member: Member) -> Vec<TokenId> {
+        let n_others = match self.executor.info().graphs {
+            true => self.scheduler.n_running() - 1,
+            false => 0,
+        };
+        let is_worth = |n: usize| n >= 2 && n_others <= 2 * (n - 1);
+        let sequence = self.scheduler.member(member);
+        sequence.map_or_else(Vec::new, |sequence| sequence.take_forced(is_worth))
+    }
+
+    /// Adds a token to its sequence; returns whether the sequence goes on.
+    fn add_token(&mut self, member: Member, choice: Choice, events: &mut Vec<Event>) -> bool {
+        let n_ctx = self.n_ctx();
+        let Sampled { id: token, mu } = choice.sampled;
+        let Some(sequence) = self.scheduler.member(member) else {
+            return false;
+        };
         let is_too_short = sequence.is_too_short();
         sequence.tokens.push(token);
         let n_generated = sequence.tokens.len() - sequence.n_prompt;
@@ -145,12 +194,11 @@ impl Engine {
         let reason = match &mut sequence.constrained {
             Some(constrained) if !ends_text => match constrained.accept(token) {
                 Ok(Progress::Complete) => Some(FinishReason::Stop(StopCause::Constraint)),
-                Ok(Progress::Open) if reason.is_some() => reason,
-                Ok(Progress::Open) => {
-                    self.masks.begin(constrained);
-                    None
+                Ok(Progress::Open) => reason,
+                Err(error) => {
+                    events.push(self.constraint_failed(member, error));
+                    return false;
                 }
-                Err(error) => return events.push(self.constraint_failed(member, error)),
             },
             _ => reason,
         };
@@ -177,9 +225,10 @@ impl Engine {
             top: choice.top,
         });
         let stopped = stop.map(|stop| FinishReason::Stop(StopCause::Text(stop)));
-        match stopped.or(reason) {
-            Some(reason) => events.push(self.finish(member.slot, reason)),
-            None => self.scheduler.acquit(member),
+        let reason = stopped.or(reason);
+        if let Some(reason) = reason {
+            events.push(self.finish(member.slot, reason));
         }
+        reason.is_none()
     }
 }

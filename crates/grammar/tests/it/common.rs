@@ -9,14 +9,14 @@ use rocmforge_text::tokenizer::{EncodeOptions, Tokenizer};
 
 /// A vocabulary, ready for grammars.
 pub(crate) struct Model {
-    pub(crate) tokenizer: Tokenizer,
+    pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) vocabulary: Arc<Vocabulary>,
 }
 
 impl Model {
     pub(crate) fn open(path: &Path) -> Model {
         let gguf = Gguf::open(path, LoadMode::Mmap).unwrap();
-        let tokenizer = Tokenizer::from_gguf(&gguf, None).unwrap();
+        let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf, None).unwrap());
         let vocabulary = Vocabulary::new(&tokenizer).unwrap();
         Model {
             tokenizer,

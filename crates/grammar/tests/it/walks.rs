@@ -1,10 +1,11 @@
 //! Random texts that grammars allow, judged by the crates `jsonschema` and `regex`.
 
 use regex::Regex;
+use rocmforge_gguf::TokenId;
 use rocmforge_grammar::{Grammar, Source};
 use rocmforge_plan::{Constraint as _, Progress};
 use rocmforge_testkit::schemas::schemas;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::common::{Model, Random};
 use crate::json::{compile, validator};
@@ -60,6 +61,56 @@ fn random_texts_are_valid_under_their_schema() {
         }
     }
     assert!(n_texts > 200, "{n_texts}");
+}
+
+/// No allowed token leads to another text than the forced tokens, and asking for them changes no mask.
+#[test]
+fn forced_tokens_have_the_only_text() {
+    let model = Model::forge_mini();
+    let mut random = Random(8);
+    let (mut n_forced, mut n_tokens) = (0, 0);
+    let long_names = json!({
+        "type": "object",
+        "properties": {"family_name": {"enum": ["Smith", "Baker"]}, "place_of_residence": {"type": "string"}},
+        "required": ["family_name", "place_of_residence"],
+    });
+    let schemas = schemas().into_iter().map(|(schema, _)| schema);
+    for schema in schemas.chain([long_names]) {
+        let grammar = compile(&model, &schema);
+        let (mut plain, mut asked) = (grammar.start(), grammar.start());
+        for _ in 0..20 {
+            let forced = asked.forced();
+            n_forced += usize::from(!forced.is_empty());
+            n_tokens += forced.len();
+            let bytes = |ids: &[TokenId]| -> Vec<u8> {
+                let bytes = ids.iter().flat_map(|&id| model.tokenizer.token_bytes(id));
+                bytes.copied().collect()
+            };
+            let mut way = plain.clone();
+            for at in 0..forced.len() {
+                let rest = bytes(&forced[at..]);
+                for id in model.mask(&mut way).ids() {
+                    let next = model.tokenizer.token_bytes(id);
+                    let fits = next.starts_with(&rest) || rest.starts_with(next);
+                    assert!(
+                        fits && !model.tokenizer.is_eog(id),
+                        "{schema} {next:?} {rest:?}"
+                    );
+                }
+                way.accept(forced[at]).unwrap();
+            }
+            let allowed = model.mask(&mut plain).ids();
+            assert_eq!(model.mask(&mut asked).ids(), allowed, "{schema}");
+            let id = allowed[random.below(allowed.len())];
+            let progress = plain.accept(id).unwrap();
+            assert_eq!(asked.accept(id).unwrap(), progress);
+            if progress == Progress::Complete {
+                break;
+            }
+        }
+    }
+    println!("{n_tokens} tokens at {n_forced} places");
+    assert!(n_tokens > 12, "{n_tokens}");
 }
 
 const REGEXES: [(&str, &[&str], &[&str]); 8] = [

@@ -68,7 +68,7 @@ impl Grammars {
     /// The source is invalid or too complex, or uses what is not supported.
     fn compile(
         &self,
-        tokenizer: &Tokenizer,
+        tokenizer: &Arc<Tokenizer>,
         source: Source,
         place: Place,
     ) -> Result<Grammar, ApiError> {
@@ -91,7 +91,7 @@ impl Grammars {
         }
     }
 
-    fn vocabulary(&self, tokenizer: &Tokenizer) -> Result<Arc<Vocabulary>, GrammarError> {
+    fn vocabulary(&self, tokenizer: &Arc<Tokenizer>) -> Result<Arc<Vocabulary>, GrammarError> {
         let made = self.vocabulary.lock();
         let mut made = made.unwrap_or_else(PoisonError::into_inner);
         if let Some(vocabulary) = &*made {
