@@ -49,6 +49,7 @@ const RARE: &[&str] = &[
     "max_queue",
     "max_queue_tokens",
     "drain_timeout",
+    "otlp",
     "access_log",
     "log_content",
     "cors",

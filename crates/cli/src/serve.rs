@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use rocmforge_runtime::free_bytes;
 use rocmforge_runtime::gpu::WhenIdle;
 use rocmforge_server::{
-    Config, Keys, Limits, LogContent, NewKey, Origins, Server, ServerError, Tls,
+    Collector, Config, Keys, Limits, LogContent, NewKey, Origins, Server, ServerError, Tls,
 };
 use serde_json::json;
 
@@ -47,6 +47,8 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
         _ => None,
     };
     let origins = Origins::parse(&args.cors).map_err(|error| usage(format!("--cors: {error}")))?;
+    let collector = args.otlp.as_deref().map(Collector::parse).transpose();
+    let collector = collector.map_err(|error| usage(format!("--otlp: {error}")))?;
     let config = Config {
         address: SocketAddr::new(args.host, args.port),
         keys,
@@ -58,6 +60,7 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
             true => LogContent::Write,
             false => LogContent::Leave,
         },
+        collector,
         notice: log::note,
         drain_timeout: Duration::from_secs(args.drain_timeout),
         limits: Limits {

@@ -22,6 +22,7 @@ use crate::http::keys::Keys;
 use crate::observe::access_log::LogContent;
 use crate::observe::metrics::Metrics;
 use crate::observe::requests::Requests;
+use crate::observe::traces::Traces;
 use crate::openai::responses::store::Store;
 use crate::serving::choices::Ticket;
 use crate::serving::compilers::Compilers;
@@ -57,13 +58,15 @@ pub(crate) struct App {
     pub(crate) streams: Streams,
     pub(crate) requests: Arc<Requests>,
     pub(crate) metrics: Arc<Metrics>,
+    /// Takes the spans of requests, if they are sent anywhere.
+    pub(crate) traces: Option<Traces>,
     /// Ids begin with it, so that those of two servers differ.
     instance: u64,
     n_ids: AtomicU64,
 }
 
 impl App {
-    pub(crate) fn new(config: &Config, offers: Vec<Offer>) -> App {
+    pub(crate) fn new(config: &Config, offers: Vec<Offer>, traces: Option<Traces>) -> App {
         let metrics = Arc::new(Metrics::new());
         let fleet = Fleet::new(offers, config, Arc::clone(&metrics));
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -83,6 +86,7 @@ impl App {
             streams: Streams::default(),
             requests: Arc::default(),
             metrics,
+            traces,
             instance: rocmforge::parts::random_seed(),
             n_ids: AtomicU64::new(0),
         }
@@ -140,6 +144,7 @@ impl App {
             place: caller.key.as_ref().map(|key| key.admit()).transpose()?,
             under_way: self.lifecycle.admit()?,
             connection: caller.connection.clone(),
+            trace: self.traces.as_ref().and_then(|traces| traces.begin(caller)),
             listed: self.requests.begin(caller.asked(), || self.new_id("req")),
         })
     }

@@ -8,6 +8,7 @@ use crate::http::cors::Origins;
 use crate::http::keys::Keys;
 use crate::http::tls::Tls;
 use crate::observe::access_log::LogContent;
+use crate::observe::traces::Collector;
 
 /// The settings of a server.
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ pub struct Config {
     pub access_log: Option<fn(&str)>,
     /// What these lines tell of requests.
     pub log_content: LogContent,
+    /// Where spans of requests are sent; nowhere without it.
+    pub collector: Option<Collector>,
     /// Takes what the owner of the server should know.
     pub notice: fn(&str),
     /// How long the server waits for running requests when it is told to stop.
@@ -51,6 +54,7 @@ impl Default for Config {
             idle_unload: None,
             access_log: None,
             log_content: LogContent::Leave,
+            collector: None,
             notice: |_| {},
             drain_timeout: Duration::from_secs(30),
         }

@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::http::caller::Caller;
 use crate::http::connections;
 use crate::http::tls::Tls;
+use crate::observe::traces::{Sending, Traces};
 use crate::openai;
 use crate::openai::generation::Generation;
 use crate::routes;
@@ -66,6 +67,8 @@ pub struct Server {
     address: SocketAddr,
     app: Arc<App>,
     tls: Option<Tls>,
+    /// Sends the spans of requests.
+    sending: Option<Sending>,
 }
 
 /// Ends a server.
@@ -129,10 +132,14 @@ impl Server {
         let listener = TcpListener::bind(address).map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
+        let traces = config.collector.clone();
+        let traces = traces.map(|collector| Traces::new(collector, config.notice));
+        let (traces, sending) = traces.unzip();
         Ok(Server {
             listener,
             address,
-            app: Arc::new(App::new(&config, models)),
+            app: Arc::new(App::new(&config, models, traces)),
+            sending,
             tls: config.tls,
         })
     }
@@ -172,6 +179,7 @@ impl Server {
         };
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(cannot)?;
         let lifecycle = Arc::clone(&self.app.lifecycle);
+        let sending = self.sending.map(|sending| tokio::spawn(sending.run()));
         let stopper = Stopper {
             runtime: tokio::runtime::Handle::current(),
             app: Arc::clone(&self.app),
@@ -203,7 +211,7 @@ impl Server {
             }
         };
         tokio::pin!(life, connections);
-        tokio::select! {
+        let ended = tokio::select! {
             ended = &mut life => {
                 // A failed test ends the server; an ordered end lets connections write their last bytes.
                 if lifecycle.phase() == Phase::Ended {
@@ -213,7 +221,12 @@ impl Server {
             }
             // Connections end in the last phase.
             () = &mut connections => life.await,
+        };
+        if let (Some(traces), Some(sending)) = (&self.app.traces, sending) {
+            traces.end();
+            let _ = sending.await;
         }
+        ended
     }
 }
 

@@ -280,6 +280,15 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub drain_timeout: u64,
+    /// Send spans of requests to an OpenTelemetry collector, such as http://127.0.0.1:4318
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "ROCMFORGE_OTLP",
+        hide_env_values = true,
+        help_heading = "Output"
+    )]
+    pub otlp: Option<String>,
     /// Print a line of JSON for each request on stderr
     #[arg(long, env = "ROCMFORGE_ACCESS_LOG", hide_env_values = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
     pub access_log: bool,

@@ -42,6 +42,7 @@ const OF_SERVER: &[&str] = &[
     "ttft-target",
     "step-timeout",
     "drain-timeout",
+    "otlp",
     "access-log",
     "log-content",
     "json",

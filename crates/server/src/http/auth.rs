@@ -20,6 +20,8 @@ use crate::ollama::OllamaError;
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Where a browser says which page caused a request.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+/// The span of the client that a request belongs to.
+const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Longest id that a client may choose.
 const MAX_ID_BYTES: usize = 128;
 
@@ -56,6 +58,7 @@ async fn with_scope(
             let caller = Caller {
                 key,
                 kept: None,
+                trace_parent: trace_parent(&app, request.headers()),
                 connection: connection.cloned().unwrap_or_default(),
                 id: id
                     .and_then(|id| id.to_str().ok())
@@ -104,6 +107,12 @@ fn key(app: &App, headers: &HeaderMap, scope: Scope) -> Result<Option<Arc<Key>>,
             "this key may not use this route; ask the server's owner for its scope",
         )),
     }
+}
+
+fn trace_parent(app: &App, headers: &HeaderMap) -> Option<String> {
+    app.traces.as_ref()?;
+    let parent = headers.get(TRACE_PARENT)?.to_str().ok()?;
+    Some(parent.to_string())
 }
 
 fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {

@@ -25,6 +25,8 @@ pub(crate) struct Caller {
     /// The route as in the server's table.
     pub(crate) route: String,
     pub(crate) connection: Connection,
+    /// Its header `traceparent`, if the server sends spans.
+    pub(crate) trace_parent: Option<String>,
     /// What keeps its stream.
     pub(crate) kept: Option<Arc<Kept>>,
 }

@@ -116,6 +116,12 @@ pub(crate) enum Cause {
 /// Values of the label `cause`, in the order of [`Cause`].
 const CAUSES: [&str; 4] = ["client", "owner", "shutdown", "slow_reader"];
 
+impl Cause {
+    pub(crate) fn name(self) -> &'static str {
+        CAUSES[self as usize]
+    }
+}
+
 impl Metrics {
     pub(crate) fn new() -> Metrics {
         let registry = Registry::new();

@@ -4,3 +4,4 @@ pub(crate) mod access_log;
 pub(crate) mod metrics;
 pub(crate) mod requests;
 pub(crate) mod steps;
+pub(crate) mod traces;

@@ -20,6 +20,7 @@ use crate::http::error::{ApiError, whole_seconds};
 use crate::http::keys::Place;
 use crate::observe::metrics::Cause;
 use crate::observe::requests::Listed;
+use crate::observe::traces::Trace;
 
 /// What happened to an answer.
 #[derive(Debug)]
@@ -49,6 +50,8 @@ pub(crate) struct Ticket {
     pub(crate) under_way: UnderWay,
     pub(crate) listed: Listed,
     pub(crate) connection: Connection,
+    /// Its span, if spans are sent anywhere.
+    pub(crate) trace: Option<Trace>,
 }
 
 impl Ticket {
@@ -56,6 +59,13 @@ impl Ticket {
     pub(crate) fn tenant(&self) -> Arc<str> {
         let place = self.place.as_ref();
         place.map_or_else(Arc::default, |place| Arc::clone(place.owner()))
+    }
+
+    /// Notes in its span that the request has not come to its end.
+    fn fail(&mut self, error: &'static str) {
+        if let Some(trace) = &mut self.trace {
+            trace.fail(error);
+        }
     }
 
     /// Who cuts answers that are dropped now.
@@ -271,6 +281,7 @@ impl Choices {
     ) -> Poll<Option<Result<Update, ApiError>>> {
         loop {
             if !self.slots.is_empty() && self.ticket.listed.poll_ended(context).is_ready() {
+                self.ticket.fail(Cause::Owner.name());
                 self.model.metrics.aborted(Cause::Owner, self.n_cut());
                 self.slots.clear();
                 self.ready.clear();
@@ -361,11 +372,45 @@ impl Choices {
                 });
             }
             StreamEvent::Failed(failure) => {
+                self.ticket.fail("failed");
                 self.model.metrics.failed();
                 return Err(failure.into());
             }
         }
         Ok(())
+    }
+
+    /// Adds the answers to the span of the request.
+    fn trace(&mut self) {
+        let Some(trace) = &mut self.ticket.trace else {
+            return;
+        };
+        let totals = &self.totals;
+        trace.set("gen_ai.response.model", self.model.name.as_str().into());
+        trace.set("gen_ai.usage.input_tokens", totals.prompt_tokens.into());
+        trace.set(
+            "gen_ai.usage.output_tokens",
+            totals.completion_tokens.into(),
+        );
+        trace.set("rocmforge.cached_tokens", totals.cached_tokens.into());
+        trace.set("rocmforge.preemptions", totals.n_preempted.into());
+        let PromptTimes { template, tokenize } = totals.prompt_times;
+        let parts = [
+            ("template", self.started - tokenize - template, template),
+            ("tokenize", self.started - tokenize, tokenize),
+        ];
+        for (name, from, time) in parts.into_iter().filter(|(.., time)| !time.is_zero()) {
+            trace.part(name, from, time);
+        }
+        let Some(done) = self.prompt_done else {
+            return trace.part("queue", self.started, self.started.elapsed());
+        };
+        // The engine may have begun before this thread noted the time.
+        let (done, end) = (done.max(self.started), done + totals.decode_time);
+        let begun = (self.started + totals.queue_time).min(done);
+        trace.part("queue", self.started, begun - self.started);
+        trace.part("prefill", begun, done - begun);
+        trace.part("decode", done, end.saturating_duration_since(done));
     }
 
     /// Returns the number of answers that have not ended.
@@ -387,9 +432,12 @@ impl Drop for Choices {
         if let Some(place) = &self.ticket.place {
             place.charge(prompt_tokens - cached_tokens.min(prompt_tokens) + completion_tokens);
         }
-        self.model
-            .metrics
-            .aborted(self.ticket.cause(), self.n_cut());
+        let (cause, n_cut) = (self.ticket.cause(), self.n_cut());
+        if n_cut > 0 {
+            self.ticket.fail(cause.name());
+        }
+        self.trace();
+        self.model.metrics.aborted(cause, n_cut);
         let whole = self.started.elapsed();
         self.model
             .metrics
@@ -448,6 +496,7 @@ mod tests {
             place: None,
             under_way: lifecycle.admit().unwrap(),
             listed: Arc::<Requests>::default().begin(asked, String::new),
+            trace: None,
             connection: Connection::default(),
         };
         lifecycle.enter(Phase::Draining);

@@ -29,3 +29,4 @@ mod resume;
 mod structured;
 mod timings;
 mod tls;
+mod traces;
