@@ -13,6 +13,8 @@ from pathlib import Path
 
 # Names that the tests ask for, whatever the server's model is called; llama-server answers to any.
 NAMES = ["test", "davinci-002", "gpt-3.5-turbo-instruct", "gpt-3.5-turbo", "gpt-4.1", "text-embedding-3-small", "codellama70b"]
+# That of the tests of streams, in which llama-server offers several models.
+NAMES += ["ggml-org/tinygemma3-GGUF:Q8_0"]
 # llama-server has these templates in itself.
 TEMPLATES = {
     "chatml": "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 FILES = (
     "basic chat_completion compat_anthropic compat_oai_responses completion ctx_shift embedding ignore_eos infill rerank "
-    "security template tokenize"
+    "security stream template tokenize"
 ).split()
 HERE = Path(__file__).resolve().parent
 # What needs the network, or images.
