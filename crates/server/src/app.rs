@@ -204,7 +204,7 @@ impl FromRequest<Arc<App>> for Body {
             false => Fields::parse(&bytes)?,
         };
         if let Some(kept) = kept.filter(|_| fields.asks_for_stream()) {
-            kept.goes_on();
+            app.streams.keep(&kept);
         }
         Ok(Body(fields))
     }

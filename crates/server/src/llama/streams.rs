@@ -27,7 +27,7 @@ use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::stream::Out;
 use crate::serving::lifecycle::{Phase, Phases};
-use crate::serving::resume::{Kept, Read, Reader, Unreadable};
+use crate::serving::resume::{Kept, Read, Reader, Streams, Unreadable};
 
 /// Says that a stream is to be kept, and under which id.
 const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
@@ -56,9 +56,7 @@ pub(crate) async fn keep(
     };
     let caller = request.extensions_mut().get_mut::<Caller>();
     let owner = caller.as_ref().and_then(|caller| caller.owner());
-    let Some((kept, reader)) = app.streams.begin(&owner, &id) else {
-        return next.run(request).await;
-    };
+    let (kept, reader) = Streams::open(&owner, &id);
     if let Some(caller) = caller {
         caller.kept = Some(Arc::clone(&kept));
     }
@@ -66,15 +64,14 @@ pub(crate) async fn keep(
     tokio::spawn(async move {
         let mut work = Work {
             phases: app.lifecycle.phases(),
-            kept: Arc::clone(&kept),
-            app: Arc::clone(&app),
+            kept,
+            app,
             is_to_end: false,
         };
         if work.run(next.run(request), to_client).await {
             // For a client that comes back.
             work.unless_abandoned(std::future::pending::<()>()).await;
         }
-        app.streams.remove(&owner, &kept);
     });
     // The client reads from here on: it has left when this is dropped.
     match answer.await {
@@ -92,7 +89,7 @@ enum Answer {
     Whole(Response),
 }
 
-/// A request whose stream is kept.
+/// A request whose stream may be kept. Dropping it forgets the stream.
 struct Work {
     app: Arc<App>,
     kept: Arc<Kept>,
@@ -149,6 +146,12 @@ impl Work {
             }
         }
         false
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.app.streams.remove(&self.kept);
     }
 }
 

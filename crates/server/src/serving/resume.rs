@@ -49,9 +49,10 @@ pub(crate) struct Streams {
     bounds: Bounds,
 }
 
-/// A stream that is kept.
+/// A stream that is kept, or may be.
 #[derive(Debug)]
 pub(crate) struct Kept {
+    owner: Owner,
     id: String,
     began: Timestamp,
     state: Mutex<State>,
@@ -111,17 +112,10 @@ impl Streams {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to keep a stream in place of the one with the same id, which ends; returns its first reader, too. `None` if its
-    /// key has too many that are under way.
-    pub(crate) fn begin(&self, owner: &Owner, id: &str) -> Option<(Arc<Kept>, Reader)> {
-        self.end(owner, id);
-        let mut all = self.lock();
-        let of_key = all.entry(owner.clone()).or_default();
-        if of_key.len() >= self.bounds.n_of_key {
-            let at = of_key.iter().position(|kept| kept.is_done())?;
-            self.forget(of_key.remove(at)?);
-        }
+    /// Prepares a stream, which is not kept yet, and its first reader.
+    pub(crate) fn open(owner: &Owner, id: &str) -> (Arc<Kept>, Reader) {
         let kept = Arc::new(Kept {
+            owner: owner.clone(),
             id: id.to_string(),
             began: Timestamp::now(),
             state: Mutex::new(State {
@@ -137,12 +131,28 @@ impl Streams {
             more: Notify::new(),
             less: Notify::new(),
         });
-        of_key.push_back(Arc::clone(&kept));
         let reader = Reader {
             kept: Arc::clone(&kept),
             offset: 0,
         };
-        Some((kept, reader))
+        (kept, reader)
+    }
+
+    /// Keeps a stream in place of the one with the same id, which ends; unless its key has too many that are under way.
+    /// Until then, the request ends when its client leaves.
+    pub(crate) fn keep(&self, kept: &Arc<Kept>) {
+        self.end(&kept.owner, &kept.id);
+        let mut all = self.lock();
+        let of_key = all.entry(kept.owner.clone()).or_default();
+        if of_key.len() >= self.bounds.n_of_key {
+            let ended = of_key.iter().position(|kept| kept.is_done());
+            let Some(ended) = ended.and_then(|at| of_key.remove(at)) else {
+                return;
+            };
+            self.forget(&ended);
+        }
+        of_key.push_back(Arc::clone(kept));
+        kept.state().goes_on = true;
     }
 
     /// Finds a stream of this owner.
@@ -164,25 +174,24 @@ impl Streams {
 
     /// Ends a stream and forgets it. Its answer ends before the next step.
     pub(crate) fn end(&self, owner: &Owner, id: &str) {
-        let found = self.find(owner, id);
-        if let Some(kept) = found {
-            self.remove(owner, &kept);
+        if let Some(kept) = self.find(owner, id) {
+            self.remove(&kept);
         }
     }
 
     /// Forgets a stream, if it is still kept.
-    pub(crate) fn remove(&self, owner: &Owner, kept: &Arc<Kept>) {
+    pub(crate) fn remove(&self, kept: &Arc<Kept>) {
         let mut all = self.lock();
-        if let Some(of_key) = all.get_mut(owner) {
+        if let Some(of_key) = all.get_mut(&kept.owner) {
             of_key.retain(|other| !Arc::ptr_eq(other, kept));
             if of_key.is_empty() {
-                all.remove(owner);
+                all.remove(&kept.owner);
             }
         }
-        self.forget(Arc::clone(kept));
+        self.forget(kept);
     }
 
-    fn forget(&self, kept: Arc<Kept>) {
+    fn forget(&self, kept: &Kept) {
         let mut state = kept.state();
         state.is_gone = true;
         let freed = std::mem::take(&mut state.bytes).len();
@@ -232,7 +241,7 @@ impl Streams {
         let forgotten = most.and_then(|(at, of_key)| of_key.remove(at));
         let found = forgotten.is_some();
         if let Some(kept) = forgotten {
-            self.forget(kept);
+            self.forget(&kept);
         }
         found
     }
@@ -260,11 +269,6 @@ impl Kept {
     /// Notes the head of the response.
     pub(crate) fn set_head(&self, head: HeaderMap) {
         self.state().head = Some(head);
-    }
-
-    /// Notes that a stream is asked for. Until then, the request ends when its client leaves.
-    pub(crate) fn goes_on(&self) {
-        self.state().goes_on = true;
     }
 
     /// Notes that no more bytes come.
@@ -385,8 +389,8 @@ mod tests {
     }
 
     fn begin(streams: &Streams, name: &str, id: &str, text: &str) -> Arc<Kept> {
-        let (kept, _) = streams.begin(&owner(name), id).unwrap();
-        kept.goes_on();
+        let (kept, _) = Streams::open(&owner(name), id);
+        streams.keep(&kept);
         kept.set_head(HeaderMap::new());
         streams.append(&kept, text.as_bytes());
         kept
@@ -440,7 +444,8 @@ mod tests {
         let streams = small();
         let first = begin(&streams, "alice", "1", "x");
         begin(&streams, "alice", "2", "x");
-        assert!(streams.begin(&owner("alice"), "3").is_none());
+        begin(&streams, "alice", "3", "x");
+        assert!(streams.find(&owner("alice"), "3").is_none());
         begin(&streams, "bob", "3", "x");
         first.complete();
         begin(&streams, "alice", "3", "x");

@@ -65,6 +65,9 @@ fn a_stream_goes_on_without_its_client_and_is_read_again() {
     assert_eq!(found[0]["total_bytes"], whole.len());
     assert!(found[0]["completed_at"].as_i64() >= found[0]["started_at"].as_i64());
     assert_eq!(server.get(&stream(whole.len())).text, "");
+    // Another request of the conversation changes nothing.
+    let counted = server.send("/tokenize", b"{\"content\": \"a\"}", &KEEP);
+    counted.ok();
     let error = server.get(&stream(whole.len() + 1)).error(400);
     assert_eq!(error["code"], "offset_lost");
     server.get("/v1/stream").error(400);
