@@ -11,6 +11,9 @@ pub(crate) const MAX_SOURCE_BYTES: usize = 64 << 10;
 /// up to 256 bytes, and a few of spaces only.
 pub(crate) const MAX_TOKEN_BYTES: usize = 1000;
 
+/// Bytes of a forced text that are looked at, at most. It is looked at again for every token.
+pub(crate) const MAX_FORCED_BYTES: usize = 1 << 10;
+
 /// Stack of the thread that compiles. Schemas nest up to 128 levels, and expressions up to 250.
 pub(crate) const COMPILER_STACK_BYTES: usize = 64 << 20;
 

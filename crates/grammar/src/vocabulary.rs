@@ -10,7 +10,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_text::tokenizer::{EncodeOptions, TokenKind, Tokenizer};
 
 use crate::error::{GrammarError, told};
-use crate::limits::{self, MAX_TOKEN_BYTES};
+use crate::limits::{self, MAX_FORCED_BYTES, MAX_TOKEN_BYTES};
 
 /// The tokens of a model, prepared for grammars. Takes about a second for 128,000 tokens; do it once for each model and
 /// share it.
@@ -73,14 +73,13 @@ impl Vocabulary {
         }))
     }
 
-    /// Returns the tokens of a text within another one. The last one is left out, as it may go on after the text; without
-    /// others, or where the bytes are not those of whole characters, there are none.
+    /// Returns the tokens of a text within another one, of its beginning if it is long. The last one is left out, as it may
+    /// go on after the text; without others, or where the text does not begin with a whole character, there are none.
     pub(crate) fn tokens_within(&self, text: &[u8]) -> Vec<TokenId> {
         // What comes first in a text may be written in another way.
         const BEFORE: &str = "\n";
-        let Ok(text) = std::str::from_utf8(text) else {
-            return Vec::new();
-        };
+        let text = &text[..text.len().min(MAX_FORCED_BYTES)];
+        let text = text.utf8_chunks().next().map_or("", |chunk| chunk.valid());
         let ids = self
             .tokenizer
             .encode(&format!("{BEFORE}{text}"), EncodeOptions::default());
@@ -89,9 +88,13 @@ impl Vocabulary {
             bytes.copied().collect()
         };
         let is_text = |at: &usize| bytes(&ids[*at..]) == text.as_bytes();
+        // A grammar takes no other tokens.
+        let is_allowed = |id: &TokenId| self.text[*id as usize / 32] >> (id % 32) & 1 == 1;
         match (1..ids.len()).find(is_text) {
-            Some(first) => ids[first..ids.len() - 1].to_vec(),
-            None => Vec::new(),
+            Some(first) if ids[first..].iter().all(is_allowed) => {
+                ids[first..ids.len() - 1].to_vec()
+            }
+            _ => Vec::new(),
         }
     }
 }

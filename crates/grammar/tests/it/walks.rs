@@ -111,6 +111,13 @@ fn forced_tokens_have_the_only_text() {
     }
     println!("{n_tokens} tokens at {n_forced} places");
     assert!(n_tokens > 12, "{n_tokens}");
+    // Of a long text, the beginning.
+    let long = model.compile(&Source::Choice(vec!["ab ".repeat(1000)]));
+    let forced = long.start().forced();
+    let bytes = forced
+        .iter()
+        .map(|&id| model.tokenizer.token_bytes(id).len());
+    assert!((900..=1024).contains(&bytes.sum::<usize>()), "{forced:?}");
 }
 
 const REGEXES: [(&str, &[&str], &[&str]); 8] = [
