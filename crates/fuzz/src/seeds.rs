@@ -279,31 +279,71 @@ pub(crate) fn text() -> Seeds {
     seeds
 }
 
-/// One answer for each format, in their order.
+/// Answers, each in its format.
 pub(crate) fn answer() -> Seeds {
     let answers = [
-        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"n\": 1}<|call|>",
-        "<|channel>thought\na<channel|>b<|tool_call>call:f{n:1,s:<|\"|>x<|\"|>,l:[true]}<tool_call|>",
-        "<think>a</think>b<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|><|tool_calls_section_end|>",
-        "a<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"n\": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"n\">1</parameter>\n</invoke>\n</minimax:tool_call>",
-        "<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"n\": 1}}]<|END_ACTION|>",
-        "a<|tool_call_start|>[f(n=1, s='x\\n', d={\"k\": None})]<|tool_call_end|>",
-        "[THINK]a[/THINK][TOOL_CALLS]f[CALL_ID]000000001[ARGS]{\"n\": 1}",
-        "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
-        "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>",
-        "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}]",
-        "<think>\na\n</think>\n\n<tool_call>\n{\"arguments\": {\"n\": 1}, \"name\": \"f\"}\n</tool_call>",
-        "{\"name\": \"f\", \"parameters\": {\"n\": 1}}; {\"name\": \"f\", \"parameters\": {}}",
-        "{\"response\": \"a\\n\\ud83d\\ude00\"}",
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"n\": 1}<|call|>",
+        ),
+        (
+            "gemma4",
+            "<|channel>thought\na<channel|>b<|tool_call>call:f{n:1,s:<|\"|>x<|\"|>,l:[true]}<tool_call|>",
+        ),
+        (
+            "kimi-k2",
+            "<think>a</think>b<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        (
+            "deepseek",
+            "a<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"n\": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            "minimax-m2",
+            "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"n\">1</parameter>\n</invoke>\n</minimax:tool_call>",
+        ),
+        (
+            "command-r7b",
+            "<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"n\": 1}}]<|END_ACTION|>",
+        ),
+        (
+            "lfm2",
+            "a<|tool_call_start|>[f(n=1, s='x\\n', d={\"k\": None})]<|tool_call_end|>",
+        ),
+        (
+            "mistral",
+            "[THINK]a[/THINK][TOOL_CALLS]f[CALL_ID]000000001[ARGS]{\"n\": 1}",
+        ),
+        (
+            "glm",
+            "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        ),
+        (
+            "qwen-xml",
+            "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "granite",
+            "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}]",
+        ),
+        (
+            "hermes",
+            "<think>\na\n</think>\n\n<tool_call>\n{\"arguments\": {\"n\": 1}, \"name\": \"f\"}\n</tool_call>",
+        ),
+        (
+            "llama3",
+            "{\"name\": \"f\", \"parameters\": {\"n\": 1}}; {\"name\": \"f\", \"parameters\": {}}",
+        ),
+        ("generic", "{\"response\": \"a\\n\\ud83d\\ude00\"}"),
     ];
-    let seed = |(i, (name, answer)): (usize, (&str, &str))| {
-        let mut bytes = vec![i as u8, 4];
+    let seed = |(name, answer): (&str, &str)| {
+        let format = Format::names().position(|format| format == name);
+        let format = format.expect("it is a format") as u8;
+        let mut bytes = vec![format, 4];
         bytes.extend(answer.as_bytes());
         (name.to_owned(), bytes)
     };
-    let all = Format::names().zip(answers);
-    all.enumerate().map(seed).collect()
+    answers.into_iter().map(seed).collect()
 }
 
 pub(crate) fn grammar() -> Seeds {
