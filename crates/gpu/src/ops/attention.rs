@@ -25,8 +25,10 @@ const SPLIT_GRAIN: usize = 64;
 const PREFILL_GRAIN: usize = 256;
 /// `MAX_SPLITS` of `kernels/parts.h`.
 const MAX_SPLITS: usize = 128;
-/// Partial results that fit the scratch memory; more rows than that are not split.
-const MAX_PARTS: usize = 512;
+/// Partial results that fit the scratch memory at least, and its bytes if more of them fit into these; more rows than that
+/// are not split.
+const MIN_PARTS: usize = 512;
+const PARTS_BYTES: usize = 32 << 20;
 /// Widths of keys and values with specialized kernels for few rows.
 const FAST_WIDTHS: [[usize; 2]; 7] = [
     [64, 64],
@@ -118,9 +120,10 @@ impl AttentionScratch {
         n_ctx: usize,
     ) -> Result<AttentionScratch, GpuError> {
         let most_splits = MAX_SPLITS.min(n_ctx.div_ceil(SPLIT_GRAIN)).max(1);
+        let floats = n_heads * (v_dim + 2);
         let parts = match most_splits {
             1 => max_seqs,
-            _ => MAX_PARTS + max_seqs,
+            _ => (MIN_PARTS + max_seqs).max(PARTS_BYTES / (floats * size_of::<f32>())),
         };
         let decode = gpu.kernels().attention_decode.of(ty);
         let prefill = gpu.kernels().attention_prefill.of(ty).prefill_64.module;
@@ -136,7 +139,7 @@ impl AttentionScratch {
             }
         }
         Ok(AttentionScratch {
-            partial: gpu.alloc::<f32>(parts * n_heads * (v_dim + 2))?,
+            partial: gpu.alloc::<f32>(parts * floats)?,
             n_ctx,
             wave_size: gpu.constant(prefill, "wave_size")?,
             widest_prefill: gpu.constant(prefill, "widest")?,
