@@ -20,9 +20,12 @@ const THREADS: u32 = 128;
 /// Up to this many rows per sequence, each row is computed on its own, spread over all processors (decode). With more,
 /// rows share their loads (prefill).
 const MAX_DECODE_ROWS: usize = 4;
-/// Lengths of splits are multiples of this: of few rows per sequence (`GRAIN` of `kernels/decode.h`), and of more.
+/// Lengths of splits are multiples of this: of few rows per sequence (`GRAIN` of `kernels/decode.h`), of more, and of
+/// [`MANY_ROWS`], which fill most of a device anyway.
 const SPLIT_GRAIN: usize = 64;
 const PREFILL_GRAIN: usize = 256;
+const LONG_GRAIN: usize = 1024;
+const MANY_ROWS: usize = 256;
 /// `MAX_SPLITS` of `kernels/parts.h`.
 const MAX_SPLITS: usize = 128;
 /// Partial results that fit the scratch memory at least, and its bytes if more of them fit into these; more rows than that
@@ -923,9 +926,10 @@ impl Call<'_> {
         let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(tile_heads);
         let (n_rows, n_seqs) = (self.step.n_rows(), self.step.n_seqs());
         let (n_heads, v_dim) = (self.queries.n_heads, self.kv.shape.v_dim);
-        let grain = match most_rows <= MAX_DECODE_ROWS {
-            true => SPLIT_GRAIN,
-            false => PREFILL_GRAIN,
+        let grain = match most_rows {
+            ..=MAX_DECODE_ROWS => SPLIT_GRAIN,
+            ..MANY_ROWS => PREFILL_GRAIN,
+            MANY_ROWS.. => LONG_GRAIN,
         };
         let n_splits = match self.gpu.takes(Variant::SplitsOff) {
             true => 1,
