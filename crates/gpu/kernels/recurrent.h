@@ -198,6 +198,33 @@ template <u32 LANES> struct Column {
         return (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
 
+    // Multiplies each row of S with a factor; returns the thread's part of S^T k.
+    DEV_MEMBER float decay_rows(const float* factors, const float* k) {
+        float sum[QUAD] = {};
+#pragma unroll
+        for (u32 i = 0; i < HELD_QUADS; i++) {
+            const Quad of_rows = bits<Quad>(load16(factors + (i * LANES + part) * QUAD));
+            const Quad keys = bits<Quad>(load16(k + (i * LANES + part) * QUAD));
+#pragma unroll
+            for (u32 j = 0; j < QUAD; j++) {
+                float& value = s[i * QUAD + j];
+                value *= of_rows.v[j];
+                sum[j] = fma(value, keys.v[j], sum[j]);
+            }
+        }
+        return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    }
+
+    // Multiplies each value of S with e^(step rate).
+    DEV_MEMBER void decay_values(u32 k_dim, float step, const float (&rates)[HELD]) {
+#pragma unroll
+        for (u32 i = 0; i < HELD_QUADS; i++) {
+            if (i * LANES * QUAD >= k_dim) break;
+#pragma unroll
+            for (u32 j = 0; j < QUAD; j++) s[i * QUAD + j] *= exp_of(step * rates[i * QUAD + j]);
+        }
+    }
+
     // S <- factor S + k d; returns the thread's part of S^T q.
     DEV_MEMBER float change(const float* k, const float* q, float factor, float d) {
         float sum[QUAD] = {};

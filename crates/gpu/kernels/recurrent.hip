@@ -6,6 +6,9 @@
 // linear_attention_*: S <- e^decay S + k d^T; out = S^T q for each head, where d is beta (v - e^decay S^T k) or beta v.
 //                     q, k [n_rows, n_k_heads, k_dim], v, out [n_rows, n_heads, v_dim], decay, beta [n_rows, n_heads].
 //                     The state is S of each head, [n_heads, n_blocks, k_dim, columns]: blocks of columns.
+// channel_decay_*:    the same with a factor for each row of S: decay [n_rows, n_heads, k_dim].
+// value_decay_*:      the same with a factor for each value of S, e^(decay rate), and d = beta v: decay, beta [n_rows,
+//                     n_heads, v_dim], rates as a state.
 //
 // A sequence begins from the state in one slot, or from zeros, and writes the state after its rows to its own slot, and
 // those after some of its rows to others. A thread reads and writes the same values of all these states, so it may be the
@@ -40,12 +43,17 @@ KERNEL(causal_conv, ConvParams, CONV_THREADS) {
 // registers while those before are computed, which are in shared memory.
 constexpr u32 THREADS = 128;
 
+// What a factor multiplies.
+enum class Decay { HEAD, CHANNEL, VALUE };
+
 struct LinearParams {
     const float* q;
     const float* k;
     const float* v;
     const float* decay;
     const float* beta;
+    // Only of values.
+    float* rates;
     float* states;
     float* out;
     const SeqRows* seqs;
@@ -55,10 +63,10 @@ struct LinearParams {
     // Blocks of threads per head.
     u32 n_groups;
     u32 pad;
-    FIELDS(q, k, v, decay, beta, states, out, seqs, places, kept, shape, n_groups, pad)
+    FIELDS(q, k, v, decay, beta, rates, states, out, seqs, places, kept, shape, n_groups, pad)
 };
 
-template <u32 LANES> struct Rows {
+template <u32 LANES, Decay OF> struct Rows {
     static constexpr u32 WIDTH = Column<LANES>::KEY_WIDTH;
     // Rows that are in shared memory at once.
     static constexpr u32 TILE = min_of(8u, 1024 / WIDTH);
@@ -66,15 +74,19 @@ template <u32 LANES> struct Rows {
     // What a thread loads of a tile.
     static constexpr u32 N_KEYS = (TILE * WIDTH / QUAD + THREADS - 1) / THREADS;
     static constexpr u32 N_VALUES = (TILE * COLUMNS + THREADS - 1) / THREADS;
+    // Factors of a row.
+    static constexpr bool IS_HEAD = OF == Decay::HEAD, IS_CHANNEL = OF == Decay::CHANNEL, IS_VALUE = OF == Decay::VALUE;
+    static constexpr u32 N_DECAYS = IS_HEAD ? 1 : IS_CHANNEL ? WIDTH : COLUMNS;
+    static constexpr u32 N_BETAS = IS_VALUE ? COLUMNS : 1;
 
     // Rows on their way to shared memory.
     struct Loaded {
-        Quad k[N_KEYS], q[N_KEYS];
-        float v[N_VALUES];
-        float decay, beta;
+        Quad k[N_KEYS], q[N_KEYS], channels[IS_CHANNEL ? N_KEYS : 1];
+        float v[N_VALUES], decay[IS_VALUE ? N_VALUES : 1], beta[IS_VALUE ? N_VALUES : 1];
     };
 
-    // Rows in shared memory, twice: k and q [TILE, WIDTH], v [TILE, COLUMNS], factor and beta [TILE].
+    // Rows in shared memory, twice: k and q [TILE, WIDTH], v [TILE, COLUMNS], factor [TILE, N_DECAYS] and beta [TILE,
+    // N_BETAS]. Of values, the factor is what multiplies the rates.
     struct Tiles {
         float *k, *q, *v, *factor, *beta;
     };
@@ -92,23 +104,32 @@ template <u32 LANES> struct Rows {
 #pragma unroll
         for (u32 i = 0; i < N_KEYS; i++) {
             const u32 at = (i * THREADS + tid()) * QUAD, t = at / WIDTH, k = at % WIDTH;
+            const bool is_there = t < n && k < shape.k_dim;
             to.k[i] = to.q[i] = Quad{};
-            if (t < n && k < shape.k_dim) {
+            if (is_there) {
                 to.k[i] = load_quad(p.k + key + t * k_stride, k, shape.k_dim, shape.aligned);
                 to.q[i] = load_quad(p.q + key + t * k_stride, k, shape.k_dim, shape.aligned);
+            }
+            if constexpr (IS_CHANNEL) {
+                const float* of_row = p.decay + ((first + t) * shape.n_heads + head) * shape.k_dim;
+                to.channels[i] = is_there ? load_quad(of_row, k, shape.k_dim, shape.aligned) : Quad{};
             }
         }
 #pragma unroll
         for (u32 i = 0; i < N_VALUES; i++) {
             const u32 at = i * THREADS + tid(), t = at / COLUMNS, column = group * COLUMNS + at % COLUMNS;
-            to.v[i] = 0.0f;
-            if (t < n && column < shape.v_dim)
-                to.v[i] = p.v[((first + t) * shape.n_heads + head) * shape.v_dim + column];
+            const bool is_there = t < n && column < shape.v_dim;
+            const u64 index = ((first + t) * shape.n_heads + head) * shape.v_dim + column;
+            to.v[i] = is_there ? p.v[index] : 0.0f;
+            if constexpr (IS_VALUE) {
+                to.decay[i] = is_there ? p.decay[index] : 0.0f;
+                to.beta[i] = is_there ? p.beta[index] : 0.0f;
+            }
         }
-        to.decay = to.beta = 0.0f;
-        if (tid() < n) {
-            to.decay = p.decay[(first + tid()) * shape.n_heads + head];
-            to.beta = p.beta[(first + tid()) * shape.n_heads + head];
+        if constexpr (!IS_VALUE) {
+            const u64 index = (first + tid()) * shape.n_heads + head;
+            to.beta[0] = tid() < n ? p.beta[index] : 0.0f;
+            if constexpr (IS_HEAD) to.decay[0] = tid() < n ? p.decay[index] : 0.0f;
         }
     }
 
@@ -120,27 +141,40 @@ template <u32 LANES> struct Rows {
             if (at >= TILE * WIDTH) break;
             store16(to.k + half * TILE * WIDTH + at, bits<u32x4>(from.k[i]));
             store16(to.q + half * TILE * WIDTH + at, bits<u32x4>(from.q[i]));
+            if constexpr (IS_CHANNEL) {
+                Quad factors;
+#pragma unroll
+                for (u32 j = 0; j < QUAD; j++) factors.v[j] = exp_of(from.channels[i].v[j]);
+                store16(to.factor + half * TILE * WIDTH + at, bits<u32x4>(factors));
+            }
         }
 #pragma unroll
         for (u32 i = 0; i < N_VALUES; i++) {
             const u32 at = i * THREADS + tid();
-            if (at < TILE * COLUMNS) to.v[half * TILE * COLUMNS + at] = from.v[i];
+            if (at >= TILE * COLUMNS) break;
+            to.v[half * TILE * COLUMNS + at] = from.v[i];
+            if constexpr (IS_VALUE) {
+                to.factor[half * TILE * COLUMNS + at] = from.decay[i];
+                to.beta[half * TILE * COLUMNS + at] = from.beta[i];
+            }
         }
-        if (tid() < TILE) {
-            to.factor[half * TILE + tid()] = exp_of(from.decay);
-            to.beta[half * TILE + tid()] = from.beta;
+        if constexpr (!IS_VALUE) {
+            if (tid() < TILE) to.beta[half * TILE + tid()] = from.beta[0];
+        }
+        if constexpr (IS_HEAD) {
+            if (tid() < TILE) to.factor[half * TILE + tid()] = exp_of(from.decay[0]);
         }
     }
 };
 
-template <u32 LANES> DEV void linear_attention(const LinearParams& p) {
-    using Of = Rows<LANES>;
+template <u32 LANES, Decay OF> DEV void linear_attention(const LinearParams& p) {
+    using Of = Rows<LANES, OF>;
     constexpr u32 WIDTH = Of::WIDTH, TILE = Of::TILE, COLUMNS = Of::COLUMNS;
     SHARED(float, k_tiles, 2 * TILE * WIDTH);
     SHARED(float, q_tiles, 2 * TILE * WIDTH);
     SHARED(float, v_tiles, 2 * TILE * COLUMNS);
-    SHARED(float, factors, 2 * TILE);
-    SHARED(float, betas, 2 * TILE);
+    SHARED(float, factors, 2 * TILE * Of::N_DECAYS);
+    SHARED(float, betas, 2 * TILE * Of::N_BETAS);
     const typename Of::Tiles tiles = {k_tiles, q_tiles, v_tiles, factors, betas};
 
     const LinearShape& shape = p.shape;
@@ -159,6 +193,9 @@ template <u32 LANES> DEV void linear_attention(const LinearParams& p) {
     auto keep = [&](u32 slot) {
         state.each(shape, p.states, slot, head, column, [&](u32 i, float* to) { *to = state.s[i]; });
     };
+    float rates[HELD] = {};
+    if constexpr (Of::IS_VALUE)
+        state.each(shape, p.rates, 0, head, column, [&](u32 i, const float* from) { rates[i] = *from; });
 
     // The number of kept states so far, and of rows from `row` on that come before the next one or the end of a tile.
     u32 n_done = 0;
@@ -195,12 +232,22 @@ template <u32 LANES> DEV void linear_attention(const LinearParams& p) {
         for (u32 t = 0; t < n; t++) {
             const u32 of_row = half * TILE + t;
             const float *k = k_tiles + of_row * WIDTH, *q = q_tiles + of_row * WIDTH;
-            const float factor = factors[of_row];
-            const float known = state.sum(shape.delta ? state.product(k) : 0.0f);
+            const float* of = factors + of_row * Of::N_DECAYS;
+            const float value = v_tiles[of_row * COLUMNS + state.of_block];
+            // What S already has for the key.
+            float known = 0.0f;
+            if constexpr (Of::IS_HEAD) known = shape.delta ? state.product(k) : 0.0f;
+            if constexpr (Of::IS_CHANNEL) {
+                const float decayed = state.decay_rows(of, k);
+                known = shape.delta ? decayed : 0.0f;
+            }
+            if constexpr (Of::IS_VALUE) state.decay_values(shape.k_dim, of[state.of_block], rates);
+            known = state.sum(known);
             before = state.sum(before);
             if (t > 0) write(row + t - 1, before);
-            const float d = betas[of_row] * (v_tiles[of_row * COLUMNS + state.of_block] - factor * known);
-            before = state.change(k, q, factor, d);
+            const float factor = Of::IS_HEAD ? of[0] : 1.0f;
+            const float beta = betas[of_row * Of::N_BETAS + (Of::IS_VALUE ? state.of_block : 0)];
+            before = state.change(k, q, factor, beta * (value - factor * known));
         }
         write(after - 1, state.sum(before));
         keep_after(after);
@@ -210,9 +257,15 @@ template <u32 LANES> DEV void linear_attention(const LinearParams& p) {
     keep(place.slot);
 }
 
-KERNEL(linear_attention_1, LinearParams, THREADS) { linear_attention<1>(p); }
-KERNEL(linear_attention_2, LinearParams, THREADS) { linear_attention<2>(p); }
-KERNEL(linear_attention_4, LinearParams, THREADS) { linear_attention<4>(p); }
-KERNEL(linear_attention_8, LinearParams, THREADS) { linear_attention<8>(p); }
-KERNEL(linear_attention_16, LinearParams, THREADS) { linear_attention<16>(p); }
-KERNEL(linear_attention_32, LinearParams, THREADS) { linear_attention<32>(p); }
+KERNEL(linear_attention_1, LinearParams, THREADS) { linear_attention<1, Decay::HEAD>(p); }
+KERNEL(linear_attention_2, LinearParams, THREADS) { linear_attention<2, Decay::HEAD>(p); }
+KERNEL(linear_attention_4, LinearParams, THREADS) { linear_attention<4, Decay::HEAD>(p); }
+KERNEL(linear_attention_8, LinearParams, THREADS) { linear_attention<8, Decay::HEAD>(p); }
+KERNEL(linear_attention_16, LinearParams, THREADS) { linear_attention<16, Decay::HEAD>(p); }
+KERNEL(linear_attention_32, LinearParams, THREADS) { linear_attention<32, Decay::HEAD>(p); }
+KERNEL(channel_decay_1, LinearParams, THREADS) { linear_attention<1, Decay::CHANNEL>(p); }
+KERNEL(channel_decay_2, LinearParams, THREADS) { linear_attention<2, Decay::CHANNEL>(p); }
+KERNEL(channel_decay_4, LinearParams, THREADS) { linear_attention<4, Decay::CHANNEL>(p); }
+KERNEL(channel_decay_8, LinearParams, THREADS) { linear_attention<8, Decay::CHANNEL>(p); }
+KERNEL(value_decay_1, LinearParams, THREADS) { linear_attention<1, Decay::VALUE>(p); }
+KERNEL(value_decay_2, LinearParams, THREADS) { linear_attention<2, Decay::VALUE>(p); }

@@ -13,7 +13,7 @@ use crate::kv::{KvType, Mask};
 use crate::op::{ActsId, BufferId, Linear, MixWeights, Op, Plan, RowCount, WeightId};
 use crate::params::{ExpertStack, Factor, OutMode};
 use crate::roofline::Roofline;
-use crate::state::StateRule;
+use crate::state::{Decay, StateRule};
 use crate::weights::Weights;
 
 /// The properties of a batch that determine its cost.
@@ -338,17 +338,24 @@ impl PlanCost<'_> {
                 state,
                 heads,
                 rule,
+                decay,
                 inputs,
                 out,
             } => {
                 let (rows, width) = self.shape(out, shape);
-                let of_value = match rule {
+                let of_rule = match rule {
                     StateRule::Delta => 7,
                     StateRule::Add => 5,
+                };
+                // A product with the rate, and an exponential.
+                let (of_value, weight_bytes) = match decay {
+                    Decay::Head | Decay::Channel => (of_rule, 0),
+                    Decay::Value(rates) => (of_rule + 2, self.vector_bytes(rates, rows)),
                 };
                 let inputs = inputs.into_array().map(|input| self.shape(input, shape));
                 let n_read: u64 = inputs.iter().map(|(rows, width)| rows * width).sum();
                 OpCost {
+                    weight_bytes,
                     kv_bytes: self.state_bytes(state, shape),
                     buffer_bytes: 4 * (n_read + rows * width),
                     f32_ops: of_value * rows * width * heads.k_dim as u64,

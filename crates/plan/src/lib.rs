@@ -52,6 +52,6 @@ pub use roofline::Roofline;
 pub use rope::{LongContext, RopeTable};
 pub use sampler_kind::{SamplerKind, UnknownSampler};
 pub use sampling::{Dry, DynamicTemperature, Mirostat, SamplingParams, Xtc};
-pub use state::{ConvForm, KeySharing, LinearHeads, LinearInputs, StateRule, StateSpec};
+pub use state::{ConvForm, Decay, KeySharing, LinearHeads, LinearInputs, StateRule, StateSpec};
 pub use turns::{Fixed, KeyTurn};
 pub use weights::{Weight, WeightEntry, Weights};

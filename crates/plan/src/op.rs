@@ -6,7 +6,7 @@ use crate::acts::ActFormat;
 use crate::kv::{KvSpec, KvType};
 use crate::params::{Activation, ExpertStack, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed};
 use crate::rope::RopeTable;
-use crate::state::{ConvForm, LinearHeads, LinearInputs, StateRule, StateSpec};
+use crate::state::{ConvForm, Decay, LinearHeads, LinearInputs, StateRule, StateSpec};
 
 /// Id of a float buffer of the plan, `[rows, width]`, row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -331,11 +331,12 @@ pub enum Op {
         out: BufferId,
     },
     /// Linear attention with a state `S` `[k_dim, v_dim]` for each head: `S <- e^decay S + k d^T; out = S^T q`, where `d` is
-    /// `beta (v - e^decay S^T k)` or `beta v`, by `rule`.
+    /// `beta (v - e^decay S^T k)` or `beta v`, by `rule`. `decay` says which values of `S` have the same factor.
     LinearAttention {
         state: usize,
         heads: LinearHeads,
         rule: StateRule,
+        decay: Decay<WeightId>,
         inputs: LinearInputs<BufferId>,
         out: BufferId,
     },
@@ -477,6 +478,10 @@ impl Op {
             Op::CausalConv { weight, bias, .. } => {
                 [Some(*weight), *bias].into_iter().flatten().collect()
             }
+            Op::LinearAttention {
+                decay: Decay::Value(rates),
+                ..
+            } => vec![*rates],
             Op::MatMuls { products, .. } => products
                 .iter()
                 .filter_map(|(linear, _)| linear.bias)

@@ -13,7 +13,7 @@ use crate::params::{
     Activation, ExpertStack, ExpertVectors, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed,
 };
 use crate::rope::RopeTable;
-use crate::state::{ConvForm, LinearHeads, LinearInputs, StateRule, StateSpec};
+use crate::state::{ConvForm, Decay, LinearHeads, LinearInputs, StateRule, StateSpec};
 
 /// What an operation of a plan computes: `[rows, width]`. A value ends where an operation changes it in place; that
 /// operation returns the new one.
@@ -525,15 +525,16 @@ impl Recorder {
     pub fn linear_attention(
         &mut self,
         heads: LinearHeads,
-        rule: StateRule,
+        (rule, decay): (StateRule, Decay<WeightId>),
         inputs: LinearInputs<Value>,
     ) -> Value {
         let n_k = heads.n_k_heads * heads.k_dim;
         let n_v = heads.n_heads * heads.v_dim;
+        let [n_decay, n_beta] = decay.widths(&heads);
         let widths = inputs.map(Value::width).into_array();
         assert_eq!(
             widths,
-            [n_k, n_k, n_v, heads.n_heads, heads.n_heads],
+            [n_k, n_k, n_v, n_decay, n_beta],
             "inputs of these heads"
         );
         let state = self.new_state(heads.state_len());
@@ -542,6 +543,7 @@ impl Recorder {
             state,
             heads,
             rule,
+            decay,
             inputs: inputs.map(|input| self.at(input)),
             out: out.id,
         });

@@ -27,6 +27,38 @@ pub enum StateRule {
     Add,
 }
 
+/// What of a state each factor of linear attention multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decay<W> {
+    /// The state of a head.
+    Head,
+    /// The row of a head's state that belongs to a channel of keys (Kimi Team 2025, "Kimi Linear").
+    Channel,
+    /// A value of the state: `decay` is multiplied with these rates, which lie as a state does (Mamba-1, Gu and Dao 2023).
+    Value(W),
+}
+
+impl<W> Decay<W> {
+    /// Returns the decay with what `f` makes of the rates.
+    pub fn map<U>(self, f: impl FnOnce(W) -> U) -> Decay<U> {
+        match self {
+            Decay::Head => Decay::Head,
+            Decay::Channel => Decay::Channel,
+            Decay::Value(rates) => Decay::Value(f(rates)),
+        }
+    }
+
+    /// Values of a row of `decay`, and of `beta`.
+    pub fn widths(&self, heads: &LinearHeads) -> [usize; 2] {
+        let n_heads = heads.n_heads;
+        match self {
+            Decay::Head => [n_heads; 2],
+            Decay::Channel => [n_heads * heads.k_dim, n_heads],
+            Decay::Value(_) => [n_heads * heads.v_dim; 2],
+        }
+    }
+}
+
 /// Which heads of keys the heads of values use, if there are fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeySharing {
@@ -59,9 +91,9 @@ pub struct LinearInputs<T> {
     pub k: T,
     /// `[n_heads * v_dim]`.
     pub v: T,
-    /// The logarithm of the factor on the state, `[n_heads]`.
+    /// The logarithm of the factors on the state; how many, see [`Decay`].
     pub decay: T,
-    /// The factor on what is added to the state, `[n_heads]`.
+    /// The factor on what is added to the state, `[n_heads]`, or `[n_heads * v_dim]` with [`Decay::Value`].
     pub beta: T,
 }
 

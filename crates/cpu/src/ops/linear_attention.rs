@@ -1,32 +1,36 @@
-//! Linear attention with a state of each sequence: the gated delta rule (Yang et al. 2024, "Gated Delta Networks") and the
-//! scan of Mamba-2 (Dao and Gu 2024), token by token.
+//! Linear attention with a state of each sequence: the gated delta rule (Yang et al. 2024, "Gated Delta Networks"), also with
+//! a decay of each channel (Kimi Team 2025, "Kimi Linear"), and the scans of Mamba-2 (Dao and Gu 2024) and Mamba-1 (Gu and
+//! Dao 2023), token by token.
 //!
 //! The columns of a head's state do not depend on each other, so a block of them takes all tokens before the next block
 //! does and stays in the fastest cache. Tokens follow each other in the same order however a prompt is divided, and the
 //! state is f32 between them, so the bits are the same for any chunks.
 
-use rocmforge_plan::{LinearHeads, LinearInputs, StateRule};
+use rocmforge_plan::{Decay, LinearHeads, LinearInputs, StateRule};
 
+use super::linear_token::{OfChannels, OfHead, OfValues, Token, columns, pass};
 use super::rows_per_task;
 use super::state::{StateSeq, begin, check};
 use crate::arch::Kernel;
+use crate::generic::lanes::exp;
 use crate::generic::simd::Simd;
 use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// `S <- e^decay S + k d^T; out = S^T q` for each row of each sequence and each head, where `d` is `beta (v - e^decay S^T k)`
-/// or `beta v`, by `rule`.
+/// or `beta v`, by the rule. The last of the three says what each factor multiplies.
 ///
 /// - `inputs`: see [`LinearInputs`], each [n_rows, ..]
 /// - `states` [n_slots, heads.state_len()]; see [`LinearHeads::columns`]
+/// - rates [heads.state_len()]
 /// - `out` [n_rows, n_heads * v_dim]
 ///
 /// # Panics
-/// If the shapes do not match, or a slot does not exist.
+/// If the shapes do not match, a slot does not exist, or each value has a factor of its own in the delta rule.
 pub fn linear_attention(
     isa: Isa,
     pool: &Pool,
-    (heads, rule): (&LinearHeads, StateRule),
+    (heads, rule, of): (&LinearHeads, StateRule, Decay<&[f32]>),
     seqs: &[StateSeq<'_>],
     inputs: LinearInputs<&[f32]>,
     states: &mut [f32],
@@ -60,8 +64,12 @@ pub fn linear_attention(
         [n_k, n_k, n_v],
         "rows of heads"
     );
-    let n_factors = n_rows * n_heads;
-    assert_eq!([decay.len(), beta.len()], [n_factors; 2], "rows of factors");
+    let n_factors = of.widths(heads).map(|width| n_rows * width);
+    assert_eq!([decay.len(), beta.len()], n_factors, "rows of factors");
+    if let Decay::Value(rates) = of {
+        assert_eq!(rates.len(), heads.state_len(), "rates of all values");
+        assert_eq!(rule, StateRule::Add, "values decay on their own");
+    }
     check(seqs, n_rows);
     begin(seqs, heads.state_len(), states);
 
@@ -72,7 +80,7 @@ pub fn linear_attention(
     let per_task = rows_per_task(pool, tasks.len(), of_task);
     pool.for_each_rows(&mut tasks, 1, per_task, &|_, tasks| {
         for task in tasks {
-            task.run(isa, (heads, rule), inputs);
+            task.run(isa, (heads, rule, of), inputs);
         }
     });
     drop(tasks);
@@ -161,11 +169,17 @@ impl HeadTask<'_> {
     fn run(
         &mut self,
         isa: Isa,
-        (heads, rule): (&LinearHeads, StateRule),
+        (heads, rule, of): (&LinearHeads, StateRule, Decay<&[f32]>),
         inputs: LinearInputs<&[f32]>,
     ) {
         let LinearHeads { k_dim, v_dim, .. } = *heads;
         let columns = heads.columns();
+        let of = of.map(|rates| &rates[self.head * heads.head_len()..][..heads.head_len()]);
+        let n_channels = match of {
+            Decay::Channel => k_dim,
+            Decay::Head | Decay::Value(_) => 0,
+        };
+        let mut channels = vec![0.0; n_channels];
         let n_rows = self.out.len() / v_dim;
         for block in 0..v_dim.div_ceil(columns) {
             let at = block * k_dim * columns;
@@ -176,10 +190,12 @@ impl HeadTask<'_> {
                 let tokens = Tokens {
                     heads,
                     rule,
+                    of: of.map(|rates| &rates[at..][..k_dim * columns]),
                     inputs,
                     head: self.head,
                     row: self.first_row + first,
                     block,
+                    channels: &mut channels,
                     state: &mut self.state[at..][..k_dim * columns],
                     out: &mut self.out[first * v_dim..end * v_dim],
                 };
@@ -201,27 +217,19 @@ impl HeadTask<'_> {
 struct Tokens<'a> {
     heads: &'a LinearHeads,
     rule: StateRule,
+    /// What the factors multiply; the rates of the block.
+    of: Decay<&'a [f32]>,
     inputs: LinearInputs<&'a [f32]>,
     head: usize,
     /// The first token.
     row: usize,
     block: usize,
+    /// Room for the factors of channels.
+    channels: &'a mut [f32],
     /// `[k_dim, columns]`.
     state: &'a mut [f32],
     /// `[n_tokens, v_dim]`.
     out: &'a mut [f32],
-}
-
-/// What a block of a state gets from one token.
-#[derive(Clone, Copy)]
-struct Token<'a> {
-    q: &'a [f32],
-    k: &'a [f32],
-    /// The values of the block.
-    v: &'a [f32],
-    /// The factor on the state.
-    factor: f32,
-    beta: f32,
 }
 
 impl<'a> Tokens<'a> {
@@ -240,14 +248,27 @@ impl<'a> Tokens<'a> {
             v_dim,
             ..
         } = *self.heads;
+        let LinearInputs {
+            q,
+            k,
+            v,
+            decay,
+            beta,
+        } = self.inputs;
         let key = (row * n_k_heads + self.heads.key_head(self.head)) * k_dim;
         let head = row * n_heads + self.head;
+        let columns = |values: &'a [f32]| &values[head * v_dim..][..v_dim][self.range()];
+        let (decay, beta) = match self.of {
+            Decay::Head => (&decay[head..][..1], &beta[head..][..1]),
+            Decay::Channel => (&decay[head * k_dim..][..k_dim], &beta[head..][..1]),
+            Decay::Value(_) => (columns(decay), columns(beta)),
+        };
         Token {
-            q: &self.inputs.q[key..][..k_dim],
-            k: &self.inputs.k[key..][..k_dim],
-            v: &self.inputs.v[head * v_dim..][..v_dim][self.range()],
-            factor: f64::from(self.inputs.decay[head]).exp() as f32,
-            beta: self.inputs.beta[head],
+            q: &q[key..][..k_dim],
+            k: &k[key..][..k_dim],
+            v: columns(v),
+            decay,
+            beta,
         }
     }
 
@@ -257,23 +278,46 @@ impl<'a> Tokens<'a> {
         for at in 0..rows {
             let token = self.token(self.row + at);
             let out = &mut self.out[at * self.heads.v_dim..][range.clone()];
-            let (factor, beta) = (f64::from(token.factor), f64::from(token.beta));
             for (column, (out, &v)) in out.iter_mut().zip(token.v).enumerate() {
-                let of_column = |state: &[f32], x: &[f32]| -> f64 {
-                    let column = state.iter().skip(column).step_by(columns);
-                    let pairs = column.zip(x);
-                    pairs.map(|(s, x)| f64::from(*s) * f64::from(*x)).sum()
+                let factor = |row: usize| -> f64 {
+                    let decay = match self.of {
+                        Decay::Head => f64::from(token.decay[0]),
+                        Decay::Channel => f64::from(token.decay[row]),
+                        Decay::Value(rates) => {
+                            let rate = rates[row * columns + column];
+                            f64::from(token.decay[column]) * f64::from(rate)
+                        }
+                    };
+                    f64::from(decay.exp() as f32)
                 };
+                let beta = f64::from(
+                    token.beta[match self.of {
+                        Decay::Head | Decay::Channel => 0,
+                        Decay::Value(_) => column,
+                    }],
+                );
+                let of_column = self.state.iter_mut().skip(column).step_by(columns);
+                let mut of_column: Vec<&mut f32> = of_column.collect();
                 let known = match self.rule {
-                    StateRule::Delta => factor * of_column(self.state, token.k),
+                    StateRule::Delta => {
+                        let rows = of_column.iter().zip(token.k).enumerate();
+                        let rows =
+                            rows.map(|(i, (s, k))| factor(i) * f64::from(**s) * f64::from(*k));
+                        rows.sum()
+                    }
                     StateRule::Add => 0.0,
                 };
                 let d = beta * (f64::from(v) - known);
-                let states = self.state.iter_mut().skip(column).step_by(columns);
-                for (s, &k) in states.zip(token.k) {
-                    *s = (factor * f64::from(*s) + f64::from(k) * d) as f32;
+                let mut sum = 0.0;
+                for (i, (s, (&k, &q))) in of_column
+                    .iter_mut()
+                    .zip(token.k.iter().zip(token.q))
+                    .enumerate()
+                {
+                    **s = (factor(i) * f64::from(**s) + f64::from(k) * d) as f32;
+                    sum += f64::from(**s) * f64::from(q);
                 }
-                *out = of_column(self.state, token.q) as f32;
+                *out = sum as f32;
             }
         }
     }
@@ -286,8 +330,28 @@ impl<'a> Tokens<'a> {
         for at in 0..self.out.len() / v_dim {
             let token = self.token(self.row + at);
             let out = &mut self.out[at * v_dim..][range.clone()];
-            let (state, _) = S::chunks_mut(self.state);
-            pass::<S, N>(s, self.rule, token, state.as_chunks_mut().0, out);
+            let state = S::chunks_mut(self.state).0.as_chunks_mut().0;
+            let (rule, decay) = (self.rule, token.decay);
+            match self.of {
+                Decay::Head => {
+                    let factor = f64::from(decay[0]).exp() as f32;
+                    let factors = OfHead(factor, token.beta[0]);
+                    pass::<S, N>(s, (rule, factors), token, state, out);
+                }
+                Decay::Channel => {
+                    let chunks = self.channels.chunks_mut(S::LANES);
+                    for (to, from) in chunks.zip(decay.chunks(S::LANES)) {
+                        s.store_part(exp(s, s.load_part(from, 0.0)), to);
+                    }
+                    let factors = OfChannels(self.channels, token.beta[0]);
+                    pass::<S, N>(s, (rule, factors), token, state, out);
+                }
+                Decay::Value(rates) => {
+                    let rates = S::chunks(rates).0.as_chunks().0;
+                    let factors = OfValues(rates, [decay, token.beta].map(|x| columns(s, x)));
+                    pass::<S, N>(s, (rule, factors), token, state, out);
+                }
+            }
         }
     }
 }
@@ -303,53 +367,5 @@ impl Kernel for Tokens<'_> {
             4 => self.run_block::<S, 4>(s),
             n => unreachable!("{n} vectors of columns"),
         }
-    }
-}
-
-/// Passes one token through a block of a state, `[k_dim]` rows of `N` vectors. Sums have two parts, of even and of odd rows,
-/// which hides the latency of additions.
-#[inline(always)]
-fn pass<S: Simd, const N: usize>(
-    s: S,
-    rule: StateRule,
-    token: Token<'_>,
-    state: &mut [[S::Chunk; N]],
-    out: &mut [f32],
-) {
-    let zero = [s.splat(0.0); N];
-    let factor = s.splat(token.factor);
-    let mut d = zero;
-    for (d, v) in d.iter_mut().zip(token.v.chunks(S::LANES)) {
-        *d = s.load_part(v, 0.0);
-    }
-    if rule == StateRule::Delta {
-        let mut known = [zero; 2];
-        for (at, (row, &k)) in state.iter().zip(token.k).enumerate() {
-            let (k, known) = (s.splat(k), &mut known[at % 2]);
-            for (known, x) in known.iter_mut().zip(row) {
-                *known = s.mul_add(s.load_chunk(x), k, *known);
-            }
-        }
-        for (i, d) in d.iter_mut().enumerate() {
-            let known = s.add(known[0][i], known[1][i]);
-            *d = s.sub(*d, s.mul(factor, known));
-        }
-    }
-    let beta = s.splat(token.beta);
-    for d in &mut d {
-        *d = s.mul(*d, beta);
-    }
-    let mut sums = [zero; 2];
-    let keys = token.k.iter().zip(token.q);
-    for (at, (row, (&k, &q))) in state.iter_mut().zip(keys).enumerate() {
-        let (k, q, sums) = (s.splat(k), s.splat(q), &mut sums[at % 2]);
-        for (i, (sum, x)) in sums.iter_mut().zip(row).enumerate() {
-            let new = s.mul_add(k, d[i], s.mul(factor, s.load_chunk(x)));
-            s.store_chunk(new, x);
-            *sum = s.mul_add(new, q, *sum);
-        }
-    }
-    for (i, out) in out.chunks_mut(S::LANES).enumerate() {
-        s.store_part(s.add(sums[0][i], sums[1][i]), out);
     }
 }

@@ -12,6 +12,7 @@ mod heads;
 mod kv;
 mod kv_move;
 mod linear_attention;
+mod linear_token;
 mod logits;
 mod norm;
 mod rope;

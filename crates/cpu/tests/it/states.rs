@@ -3,7 +3,8 @@
 
 use rocmforge_cpu::{Conv, Isa, Pool, StateSeq, causal_conv, linear_attention};
 use rocmforge_plan::{
-    ConvForm, KeptState, KeySharing, LinearHeads, LinearInputs, SeqState, StateRule, StateStart,
+    ConvForm, Decay, KeptState, KeySharing, LinearHeads, LinearInputs, SeqState, StateRule,
+    StateStart,
 };
 
 use crate::random::Rng;
@@ -194,14 +195,21 @@ fn convolutions_see_the_last_rows_of_their_sequence() {
 
 #[test]
 fn linear_attention_follows_the_recurrence() {
+    use KeySharing::{Neighbours, Strided};
+    use StateRule::{Add, Delta};
     let mut rng = Rng(6);
     let n_rows: usize = N_ROWS.iter().sum();
     for isa in Isa::available() {
-        for (rule, sharing, [n_heads, n_k_heads, k_dim, v_dim]) in [
-            (StateRule::Delta, KeySharing::Strided, [4, 2, 128, 128]),
-            (StateRule::Delta, KeySharing::Neighbours, [6, 2, 33, 40]),
-            (StateRule::Add, KeySharing::Neighbours, [4, 1, 16, 9]),
-            (StateRule::Add, KeySharing::Neighbours, [3, 3, 64, 24]),
+        for (rule, sharing, of, [n_heads, n_k_heads, k_dim, v_dim]) in [
+            (Delta, Strided, Decay::Head, [4, 2, 128, 128]),
+            (Delta, Neighbours, Decay::Head, [6, 2, 33, 40]),
+            (Add, Neighbours, Decay::Head, [4, 1, 16, 9]),
+            (Add, Neighbours, Decay::Head, [3, 3, 64, 24]),
+            (Delta, Neighbours, Decay::Channel, [2, 2, 128, 128]),
+            (Delta, Strided, Decay::Channel, [4, 2, 37, 12]),
+            (Add, Neighbours, Decay::Channel, [3, 1, 16, 40]),
+            (Add, Neighbours, Decay::Value(()), [2, 1, 16, 128]),
+            (Add, Neighbours, Decay::Value(()), [3, 3, 7, 45]),
         ] {
             let heads = LinearHeads {
                 n_heads,
@@ -241,9 +249,19 @@ fn linear_attention_follows_the_recurrence() {
             let q = unit(&mut rng, n_rows * n_k_heads * k_dim);
             let k = unit(&mut rng, n_rows * n_k_heads * k_dim);
             let v = rng.vec(n_rows * n_heads * v_dim);
-            let decay: Vec<f32> = rng.vec(n_rows * n_heads);
-            let decay: Vec<f32> = decay.into_iter().map(|x| -0.1 * x.abs()).collect();
-            let beta: Vec<f32> = rng.vec(n_rows * n_heads);
+            let [n_decay, n_beta] = of.widths(&heads);
+            let rates: Vec<f32> = rng.vec(heads.state_len());
+            let rates: Vec<f32> = rates.into_iter().map(|x| -2.0 * x.abs()).collect();
+            let of = of.map(|()| &rates[..]);
+            let decay: Vec<f32> = rng.vec(n_rows * n_decay);
+            // Steps are positive.
+            let sign = if matches!(of, Decay::Value(_)) {
+                0.1
+            } else {
+                -0.1
+            };
+            let decay: Vec<f32> = decay.into_iter().map(|x| sign * x.abs()).collect();
+            let beta: Vec<f32> = rng.vec(n_rows * n_beta);
             let beta: Vec<f32> = beta.into_iter().map(|x| x.abs().min(1.0)).collect();
             let width = n_heads * v_dim;
             let (out, states) = same_bits(&before, width, &|pool, (seqs, rows), states, out| {
@@ -251,8 +269,8 @@ fn linear_attention_follows_the_recurrence() {
                     rows_of(&q, n_k_heads * k_dim, rows),
                     rows_of(&k, n_k_heads * k_dim, rows),
                     rows_of(&v, width, rows),
-                    rows_of(&decay, n_heads, rows),
-                    rows_of(&beta, n_heads, rows),
+                    rows_of(&decay, n_decay, rows),
+                    rows_of(&beta, n_beta, rows),
                 ];
                 let inputs = LinearInputs {
                     q: &picked[0][..],
@@ -261,7 +279,7 @@ fn linear_attention_follows_the_recurrence() {
                     decay: &picked[3][..],
                     beta: &picked[4][..],
                 };
-                linear_attention(isa, pool, (&heads, rule), seqs, inputs, states, out);
+                linear_attention(isa, pool, (&heads, rule, of), seqs, inputs, states, out);
             });
             let mut expected = vec![0.0; n_rows * width];
             for (seq, n) in N_ROWS.into_iter().enumerate() {
@@ -282,10 +300,24 @@ fn linear_attention_follows_the_recurrence() {
                         let key = |x: &[f32], i: usize| {
                             f64::from(x[(row * n_k_heads + key_head) * k_dim + i])
                         };
-                        let factor = f64::from(decay[row * n_heads + head]).exp();
-                        let beta = f64::from(beta[row * n_heads + head]);
+                        let index = row * n_heads + head;
+                        let factor = |i: usize, j: usize| {
+                            let decay = match of {
+                                Decay::Head => f64::from(decay[index]),
+                                Decay::Channel => f64::from(decay[index * k_dim + i]),
+                                Decay::Value(rates) => {
+                                    let step = f64::from(decay[index * v_dim + j]);
+                                    step * f64::from(rates[at(head, i, j)])
+                                }
+                            };
+                            decay.exp()
+                        };
                         for j in 0..v_dim {
-                            (0..k_dim).for_each(|i| s[i][j] *= factor);
+                            let beta = match of {
+                                Decay::Head | Decay::Channel => f64::from(beta[index]),
+                                Decay::Value(_) => f64::from(beta[index * v_dim + j]),
+                            };
+                            (0..k_dim).for_each(|i| s[i][j] *= factor(i, j));
                             let known: f64 = (0..k_dim).map(|i| s[i][j] * key(&k, i)).sum();
                             let known = if rule == StateRule::Delta { known } else { 0.0 };
                             let value = f64::from(v[row * width + head * v_dim + j]);

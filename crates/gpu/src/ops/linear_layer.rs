@@ -1,6 +1,6 @@
 //! What layers of linear attention do before and after it, in few launches (`kernels/linear_layer.hip`).
 
-use rocmforge_plan::{Activation, ConvForm, LinearHeads, LinearInputs, StateRule};
+use rocmforge_plan::{Activation, ConvForm, Decay, LinearHeads, LinearInputs, StateRule};
 
 use super::recurrent::{
     Conv, ConvOperands, LinearShape, check_inputs, conv_operands, linear_shape, n_lanes,
@@ -240,8 +240,8 @@ pub fn takes_decode(heads: &LinearHeads) -> bool {
     n_lanes <= MAX_LANES && padded <= THREADS / n_lanes
 }
 
-/// `out = norm(linear_attention(inputs)) * silu(gate)` of one row per sequence, with a norm of each head: `gate` and `out`
-/// [n_rows, n_heads * v_dim]. The other shapes and states are those of [`linear_attention`](super::linear_attention).
+/// `out = norm(linear_attention(inputs)) * silu(gate)` of one row per sequence, with a factor and a norm of each head: `gate`
+/// and `out` [n_rows, n_heads * v_dim]. The other shapes and states are those of [`linear_attention`](super::linear_attention).
 ///
 /// # Panics
 /// If the shapes do not match, a sequence may have more rows, or [`takes_decode`] is false.
@@ -253,7 +253,7 @@ pub fn linear_decode(
     (step, places): (&Step<'_>, &States<'_>),
     (states, out): (Slice<'_, f32>, Slice<'_, f32>),
 ) -> Result<(), GpuError> {
-    check_inputs((heads, inputs), (step, places), (states, out));
+    check_inputs((heads, Decay::Head, inputs), (step, places), (states, out));
     assert_eq!(step.max_rows_of_seq, 1, "one row per sequence");
     assert!(takes_decode(heads), "{heads:?}");
     assert_eq!(gate.len(), out.len(), "gate has the shape of out");
@@ -278,7 +278,7 @@ pub fn linear_decode(
         seqs: step.seqs.table(),
         places: places.seqs.table(),
         kept: places.kept.table(),
-        shape: linear_shape(gpu, (heads, rule), [q, k]),
+        shape: linear_shape(gpu, (heads, rule), &[q, k]),
         eps: norm.eps,
         pad: 0,
     };

@@ -1,6 +1,6 @@
 //! Operations that keep a state of each sequence (`kernels/recurrent.hip`).
 
-use rocmforge_plan::{ConvForm, KeySharing, LinearHeads, LinearInputs, StateRule};
+use rocmforge_plan::{ConvForm, Decay, KeySharing, LinearHeads, LinearInputs, StateRule};
 
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -18,8 +18,8 @@ const CONV_ROWS: usize = 16;
 const THREADS: usize = 128;
 /// Values of a column of a state that a thread of `linear_attention` holds.
 const HELD: usize = 32;
-/// Threads that may share a column.
-const MAX_LANES: usize = 32;
+/// Threads that may share a column: with a factor for each head, for each row and for each value of it.
+const MAX_LANES: [usize; 3] = [32, 8, 2];
 
 /// `Conv` in `kernels/recurrent.h`.
 #[repr(C)]
@@ -100,6 +100,7 @@ struct LinearParams {
     v: Address,
     decay: Address,
     beta: Address,
+    rates: Address,
     states: Address,
     out: Address,
     seqs: Table<SeqRows>,
@@ -116,6 +117,7 @@ layout!(LinearParams {
     v,
     decay,
     beta,
+    rates,
     states,
     out,
     seqs,
@@ -126,7 +128,7 @@ layout!(LinearParams {
     pad
 });
 
-const _: () = assert!(size_of::<LinearParams>() == 120);
+const _: () = assert!(size_of::<LinearParams>() == 128);
 
 kernels! {
     struct RecurrentKernels {
@@ -137,6 +139,12 @@ kernels! {
         linear_attention_8: LinearParams,
         linear_attention_16: LinearParams,
         linear_attention_32: LinearParams,
+        channel_decay_1: LinearParams,
+        channel_decay_2: LinearParams,
+        channel_decay_4: LinearParams,
+        channel_decay_8: LinearParams,
+        value_decay_1: LinearParams,
+        value_decay_2: LinearParams,
     }
 }
 
@@ -248,23 +256,35 @@ pub(super) fn conv_operands(
 }
 
 /// `S <- e^decay S + k d^T; out = S^T q` for each row of each sequence and each head, where `d` is `beta (v - e^decay S^T k)`
-/// or `beta v`, by `rule`. Padding rows of `out` are left as they are.
+/// or `beta v`, by the rule. The last of the three says what each factor multiplies. Padding rows of `out` are left as they
+/// are.
 ///
 /// - `inputs`: see [`LinearInputs`], each [n_rows, ..]
 /// - `states` [n_slots, heads.state_len()]; see [`LinearHeads::columns`]
+/// - rates [heads.state_len()]
 /// - `out` [n_rows, n_heads * v_dim]
 ///
 /// # Panics
-/// If the shapes do not match, or the keys are longer than [`check_linear_heads`] allows.
+/// If the shapes do not match, the keys are longer than [`check_linear_heads`] allows, or each value has a factor of its own
+/// in the delta rule.
 pub fn linear_attention(
     gpu: &Gpu,
-    (heads, rule): (&LinearHeads, StateRule),
+    (heads, rule, of): (&LinearHeads, StateRule, Decay<Slice<'_, f32>>),
     inputs: LinearInputs<Slice<'_, f32>>,
     (step, places): (&Step<'_>, &States<'_>),
     states: Slice<'_, f32>,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    check_inputs((heads, inputs), (step, places), (states, out));
+    check_inputs((heads, of, inputs), (step, places), (states, out));
+    let (rates, keys) = match of {
+        Decay::Head => (Address::NULL, vec![inputs.q, inputs.k]),
+        Decay::Channel => (Address::NULL, vec![inputs.q, inputs.k, inputs.decay]),
+        Decay::Value(rates) => {
+            assert_eq!(rates.len(), heads.state_len(), "rates of all values");
+            assert_eq!(rule, StateRule::Add, "values decay on their own");
+            (rates.address(), vec![inputs.q, inputs.k])
+        }
+    };
     let LinearHeads { n_heads, v_dim, .. } = *heads;
     let LinearInputs {
         q,
@@ -282,23 +302,30 @@ pub fn linear_attention(
         v: v.address(),
         decay: decay.address(),
         beta: beta.address(),
+        rates,
         states: states.address(),
         out: out.address(),
         seqs: step.seqs.table(),
         places: places.seqs.table(),
         kept: places.kept.table(),
-        shape: linear_shape(gpu, (heads, rule), [q, k]),
+        shape: linear_shape(gpu, (heads, rule), &keys),
         n_groups: n_groups as u32,
         pad: 0,
     };
     let kernels = &gpu.kernels().recurrent;
-    let kernel = match n_lanes {
-        1 => &kernels.linear_attention_1,
-        2 => &kernels.linear_attention_2,
-        4 => &kernels.linear_attention_4,
-        8 => &kernels.linear_attention_8,
-        16 => &kernels.linear_attention_16,
-        _ => &kernels.linear_attention_32,
+    let kernel = match (of, n_lanes) {
+        (Decay::Head, 1) => &kernels.linear_attention_1,
+        (Decay::Head, 2) => &kernels.linear_attention_2,
+        (Decay::Head, 4) => &kernels.linear_attention_4,
+        (Decay::Head, 8) => &kernels.linear_attention_8,
+        (Decay::Head, 16) => &kernels.linear_attention_16,
+        (Decay::Head, _) => &kernels.linear_attention_32,
+        (Decay::Channel, 1) => &kernels.channel_decay_1,
+        (Decay::Channel, 2) => &kernels.channel_decay_2,
+        (Decay::Channel, 4) => &kernels.channel_decay_4,
+        (Decay::Channel, _) => &kernels.channel_decay_8,
+        (Decay::Value(_), 1) => &kernels.value_decay_1,
+        (Decay::Value(_), _) => &kernels.value_decay_2,
     };
     let grid = [(n_heads * n_groups) as u32, step.n_seqs() as u32, 1];
     gpu.launch(kernel, grid, THREADS as u32, 0, &params)
@@ -313,7 +340,7 @@ pub(super) fn n_lanes(heads: &LinearHeads) -> usize {
 pub(super) fn linear_shape(
     gpu: &Gpu,
     (heads, rule): (&LinearHeads, StateRule),
-    keys: [Slice<'_, f32>; 2],
+    keys: &[Slice<'_, f32>],
 ) -> LinearShape {
     let k_dim = heads.k_dim;
     let can_quads =
@@ -335,7 +362,11 @@ pub(super) fn linear_shape(
 /// # Panics
 /// If they do not match.
 pub(super) fn check_inputs(
-    (heads, inputs): (&LinearHeads, LinearInputs<Slice<'_, f32>>),
+    (heads, of, inputs): (
+        &LinearHeads,
+        Decay<Slice<'_, f32>>,
+        LinearInputs<Slice<'_, f32>>,
+    ),
     (step, places): (&Step<'_>, &States<'_>),
     (states, out): (Slice<'_, f32>, Slice<'_, f32>),
 ) {
@@ -346,7 +377,7 @@ pub(super) fn check_inputs(
         v_dim,
         ..
     } = *heads;
-    let limit = check_linear_heads(heads);
+    let limit = check_linear_heads(heads, of);
     assert!(limit.is_ok(), "{limit:?}");
     assert!(n_heads.is_multiple_of(n_k_heads), "heads share keys");
     let LinearInputs {
@@ -357,8 +388,9 @@ pub(super) fn check_inputs(
         beta,
     } = inputs;
     let [n_k, n_v] = [n_k_heads * k_dim, n_heads * v_dim];
+    let [n_decay, n_beta] = of.widths(heads);
     let found = [q, k, v, decay, beta, out].map(|values| values.len());
-    let expected = [n_k, n_k, n_v, n_heads, n_heads, n_v].map(|width| step.n_rows() * width);
+    let expected = [n_k, n_k, n_v, n_decay, n_beta, n_v].map(|width| step.n_rows() * width);
     assert_eq!(found, expected, "rows of heads");
     check_places(step, places, states.len(), heads.state_len());
 }
@@ -367,8 +399,14 @@ pub(super) fn check_inputs(
 ///
 /// # Errors
 /// The exceeded limit.
-pub fn check_linear_heads(heads: &LinearHeads) -> Result<(), Limit> {
-    let most = HELD * MAX_LANES;
+pub fn check_linear_heads<W>(heads: &LinearHeads, of: Decay<W>) -> Result<(), Limit> {
+    let [head, channel, value] = MAX_LANES;
+    let most = HELD
+        * match of {
+            Decay::Head => head,
+            Decay::Channel => channel,
+            Decay::Value(_) => value,
+        };
     Limit::check(heads.k_dim <= most, heads.k_dim, || {
         format!("keys of linear attention with at most {most} values")
     })

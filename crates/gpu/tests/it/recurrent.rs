@@ -3,7 +3,7 @@
 
 use rocmforge_gpu::ops::{self, Conv, ConvPart, GroupNorm, HeadFactors};
 use rocmforge_gpu::{Activation, Buffer, Gpu, KeptState, SeqRows, SeqState, Slice, States, Step};
-use rocmforge_plan::{ConvForm, KeySharing, LinearHeads, LinearInputs, StateRule};
+use rocmforge_plan::{ConvForm, Decay, KeySharing, LinearHeads, LinearInputs, StateRule};
 
 use crate::common;
 use crate::common::any_order;
@@ -257,21 +257,33 @@ fn convolves_rows_with_those_before() {
 }
 
 /// Heads, heads of keys, and the lengths of a key and a value.
-const HEADS: [([usize; 4], KeySharing, StateRule); 8] = [
-    ([4, 2, 33, 40], KeySharing::Strided, StateRule::Delta),
-    ([3, 3, 16, 9], KeySharing::Neighbours, StateRule::Add),
-    ([6, 2, 20, 16], KeySharing::Neighbours, StateRule::Delta),
-    ([2, 1, 64, 64], KeySharing::Neighbours, StateRule::Delta),
-    ([2, 2, 128, 128], KeySharing::Strided, StateRule::Delta),
-    ([2, 1, 256, 70], KeySharing::Neighbours, StateRule::Add),
-    ([1, 1, 300, 17], KeySharing::Neighbours, StateRule::Delta),
-    ([1, 1, 1024, 3], KeySharing::Neighbours, StateRule::Add),
-];
+const HEADS: [([usize; 4], KeySharing, StateRule, Decay<()>); 15] = {
+    use KeySharing::{Neighbours, Strided};
+    use StateRule::{Add, Delta};
+    [
+        ([4, 2, 33, 40], Strided, Delta, Decay::Head),
+        ([3, 3, 16, 9], Neighbours, Add, Decay::Head),
+        ([6, 2, 20, 16], Neighbours, Delta, Decay::Head),
+        ([2, 1, 64, 64], Neighbours, Delta, Decay::Head),
+        ([2, 2, 128, 128], Strided, Delta, Decay::Head),
+        ([2, 1, 256, 70], Neighbours, Add, Decay::Head),
+        ([1, 1, 300, 17], Neighbours, Delta, Decay::Head),
+        ([1, 1, 1024, 3], Neighbours, Add, Decay::Head),
+        ([4, 2, 32, 40], Strided, Delta, Decay::Channel),
+        ([3, 1, 50, 9], Neighbours, Add, Decay::Channel),
+        ([2, 2, 128, 128], Neighbours, Delta, Decay::Channel),
+        ([1, 1, 201, 17], Neighbours, Delta, Decay::Channel),
+        ([2, 1, 16, 128], Neighbours, Add, Decay::Value(())),
+        ([3, 3, 7, 45], Neighbours, Add, Decay::Value(())),
+        ([2, 1, 61, 30], Neighbours, Add, Decay::Value(())),
+    ]
+};
 
 /// Inputs of linear attention, states before it, and what follows from them.
 struct HeadsCase {
     heads: LinearHeads,
     rule: StateRule,
+    of: Decay<Buffer>,
     inputs: [Buffer; 5],
     states: Vec<f32>,
     out: Vec<f64>,
@@ -282,7 +294,7 @@ impl HeadsCase {
     fn new(
         gpu: &Gpu,
         sequences: &[Sequence],
-        (heads, rule): (LinearHeads, StateRule),
+        (heads, rule, of): (LinearHeads, StateRule, Decay<()>),
         random: &mut Random,
     ) -> HeadsCase {
         let LinearHeads {
@@ -301,13 +313,19 @@ impl HeadsCase {
         };
         let [q, k] = [keys(), keys()];
         let v = random.values(n_rows * n_heads * v_dim);
-        let mut between = |low: f32, high: f32| {
-            let values = random.values(n_rows * n_heads);
+        let mut between = |low: f32, high: f32, n: usize| {
+            let values = random.values(n);
             let middle = (low + high) / 2.0;
             let values = values.iter().map(|x| middle + (high - low) / 2.0 * x);
             values.collect::<Vec<f32>>()
         };
-        let [decay, beta] = [between(-2.0, 0.0), between(0.0, 1.0)];
+        let [n_decay, n_beta] = of.widths(&heads).map(|width| n_rows * width);
+        let decay = match of {
+            Decay::Head | Decay::Channel => between(-2.0, 0.0, n_decay),
+            Decay::Value(()) => between(0.0, 1.0, n_decay),
+        };
+        let beta = between(0.0, 1.0, n_beta);
+        let rates = between(-2.0, 0.0, heads.state_len());
         let (columns, len) = (heads.columns(), heads.state_len());
         let at = |head: usize, k: usize, v: usize| {
             head * heads.head_len() + v / columns * k_dim * columns + k * columns + v % columns
@@ -327,23 +345,39 @@ impl HeadsCase {
             for head in 0..n_heads {
                 let key = (row * n_k_heads + heads.key_head(head)) * k_dim;
                 let [q, k] = [&q, &k].map(|keys| &keys[key..][..k_dim]);
-                let factor = f64::from(decay[row * n_heads + head]).exp();
-                let beta = f64::from(beta[row * n_heads + head]);
+                let index = row * n_heads + head;
                 for column in 0..v_dim {
+                    let beta = match of {
+                        Decay::Head | Decay::Channel => beta[index],
+                        Decay::Value(()) => beta[index * v_dim + column],
+                    };
+                    let factor = |i: usize| {
+                        let decay = match of {
+                            Decay::Head => f64::from(decay[index]),
+                            Decay::Channel => f64::from(decay[index * k_dim + i]),
+                            Decay::Value(()) => {
+                                let step = f64::from(decay[index * v_dim + column]);
+                                step * f64::from(rates[at(head, i, column)])
+                            }
+                        };
+                        decay.exp()
+                    };
+                    for i in 0..k_dim {
+                        state[at(head, i, column)] *= factor(i);
+                    }
                     let product = |state: &[f64], x: &[f32]| -> f64 {
                         let terms = x.iter().enumerate();
                         let terms = terms.map(|(i, x)| state[at(head, i, column)] * f64::from(*x));
                         terms.sum()
                     };
                     let known = match rule {
-                        StateRule::Delta => factor * product(state, k),
+                        StateRule::Delta => product(state, k),
                         StateRule::Add => 0.0,
                     };
                     let value = f64::from(v[(row * n_heads + head) * v_dim + column]);
-                    let d = beta * (value - known);
+                    let d = f64::from(beta) * (value - known);
                     for (i, k) in k.iter().enumerate() {
-                        let s = &mut state[at(head, i, column)];
-                        *s = factor * *s + f64::from(*k) * d;
+                        state[at(head, i, column)] += f64::from(*k) * d;
                     }
                     out.push(product(state, q));
                 }
@@ -353,6 +387,7 @@ impl HeadsCase {
         HeadsCase {
             heads,
             rule,
+            of: of.map(|()| gpu.upload(&rates).unwrap()),
             inputs: [&q, &k, &v, &decay, &beta].map(|values| gpu.upload(values).unwrap()),
             states,
             out,
@@ -369,6 +404,15 @@ impl HeadsCase {
             decay,
             beta,
         }
+    }
+
+    fn how(&self) -> (&LinearHeads, StateRule, Decay<Slice<'_, f32>>) {
+        let of = match &self.of {
+            Decay::Head => Decay::Head,
+            Decay::Channel => Decay::Channel,
+            Decay::Value(rates) => Decay::Value(rates.as_slice()),
+        };
+        (&self.heads, self.rule, of)
     }
 
     /// Values of an output.
@@ -389,9 +433,9 @@ impl HeadsCase {
 }
 
 /// Calls `check` with each of [`HEADS`] on each device.
-fn for_each_heads(check: impl Fn(&Gpu, (LinearHeads, StateRule), &mut Random, &str)) {
+fn for_each_heads(check: impl Fn(&Gpu, (LinearHeads, StateRule, Decay<()>), &mut Random, &str)) {
     for gpu in common::gpus_with(&["loads=narrow"]) {
-        for (seed, ([n_heads, n_k_heads, k_dim, v_dim], sharing, rule)) in
+        for (seed, ([n_heads, n_k_heads, k_dim, v_dim], sharing, rule, of)) in
             HEADS.into_iter().enumerate()
         {
             let heads = LinearHeads {
@@ -401,8 +445,8 @@ fn for_each_heads(check: impl Fn(&Gpu, (LinearHeads, StateRule), &mut Random, &s
                 v_dim,
                 sharing,
             };
-            let what = format!("{} {heads:?} {rule:?}", common::name(&gpu));
-            check(&gpu, (heads, rule), &mut Random(seed as u64), &what);
+            let what = format!("{} {heads:?} {rule:?} {of:?}", common::name(&gpu));
+            check(&gpu, (heads, rule, of), &mut Random(seed as u64), &what);
         }
     }
 }
@@ -411,14 +455,14 @@ fn for_each_heads(check: impl Fn(&Gpu, (LinearHeads, StateRule), &mut Random, &s
 fn passes_rows_through_the_states_of_heads() {
     for_each_heads(|gpu, how, random, what| {
         let case = HeadsCase::new(gpu, &SEQUENCES, how, random);
-        let (heads, inputs) = ((&case.heads, case.rule), case.inputs());
+        let (how, inputs) = (case.how(), case.inputs());
         let ([out], states) = run(
             gpu,
             &SEQUENCES,
             &case.states,
             [case.width()],
             |places, states, [out]| {
-                ops::linear_attention(gpu, heads, inputs, places, states, out).unwrap();
+                ops::linear_attention(gpu, how, inputs, places, states, out).unwrap();
             },
         );
         assert_close(&out, &case.out, 3e-6, what);
@@ -459,7 +503,7 @@ const ONE_ROW: [Sequence; 4] = [
 fn passes_one_row_with_its_norm_and_gate() {
     const EPS: f32 = 1e-4;
     for_each_heads(|gpu, how, random, what| {
-        if !ops::takes_decode(&how.0) {
+        if !ops::takes_decode(&how.0) || how.2 != Decay::Head {
             return;
         }
         let case = HeadsCase::new(gpu, &ONE_ROW, how, random);
@@ -623,6 +667,13 @@ fn keys_longer_than_the_kernels_take_are_refused() {
         v_dim: 1,
         sharing: KeySharing::Strided,
     };
-    let limit = ops::check_linear_heads(&heads).unwrap_err();
-    assert!(limit.to_string().contains("at most 1024 values, not 1025"));
+    for (of, most) in [
+        (Decay::Head, 1024),
+        (Decay::Channel, 256),
+        (Decay::Value(()), 64),
+    ] {
+        let limit = ops::check_linear_heads(&heads, of).unwrap_err();
+        let wanted = format!("at most {most} values, not 1025");
+        assert!(limit.to_string().contains(&wanted), "{limit}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Layers that keep a state of each sequence in place of a KV cache.
 
-use rocmforge_plan::{Activation, ConvForm, Factor, LinearInputs, StateRule, Value};
+use rocmforge_plan::{Activation, ConvForm, Decay, Factor, LinearInputs, StateRule, Value};
 
 use crate::blocks::attention::own_attention;
 use crate::builder::Builder;
@@ -76,9 +76,8 @@ fn gated_delta(
         decay,
         beta,
     };
-    let out = m
-        .plan
-        .linear_attention(linear.heads, StateRule::Delta, inputs);
+    let how = (StateRule::Delta, Decay::Head);
+    let out = m.plan.linear_attention(linear.heads, how, inputs);
     let norm = layer.tensor("ssm_norm.weight");
     let norm = m.loader.vector(&norm, linear.heads.v_dim, 1.0)?;
     let out = m.plan.rms_norm(out, norm, m.config.norm_eps);
@@ -175,7 +174,8 @@ fn mamba2(
         decay,
         beta,
     };
-    let out = m.plan.linear_attention(heads, StateRule::Add, inputs);
+    let how = (StateRule::Add, Decay::Head);
+    let out = m.plan.linear_attention(heads, how, inputs);
     let d = m.loader.required_rows(&d, [heads.n_heads, 1])?;
     let d = d.iter().flat_map(|&d| vec![d; heads.v_dim]).collect();
     let d = m.loader.push_vector(d);

@@ -132,6 +132,7 @@ impl<'a> Values<'a> {
             .replace("sinks: None, ", "")
             .replace("scales: None, ", "")
             .replace("weighed: Outputs, ", "")
+            .replace("decay: Head, ", "")
             .replace("stack: ExpertStack { ", "")
             .replace(", n_parts: 1, part: 0 }", "");
         // Inputs come first, so that an operation that reads and writes the same id is not mistaken for another.

@@ -363,13 +363,15 @@ impl CpuBackend {
                 state,
                 ref heads,
                 rule,
+                decay,
                 inputs,
                 out,
             } => {
                 let mut to = self.take(out);
                 let mut states = std::mem::take(&mut self.states[state]);
                 let inputs = inputs.map(|input| self.buffer(input));
-                let how = (heads, rule);
+                let decay = decay.map(|rates| self.weights.vector(rates));
+                let how = (heads, rule, decay);
                 cpu::linear_attention(isa, &self.pool, how, &seqs, inputs, &mut states, &mut to);
                 self.states[state] = states;
                 self.put(out, to);

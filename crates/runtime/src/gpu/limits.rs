@@ -55,7 +55,9 @@ fn check_plan(
                 ops::check_router(router, n_experts)?;
             }
             Op::HeadMatMul { n_heads, .. } => ops::check_split(n_heads)?,
-            Op::LinearAttention { ref heads, .. } => ops::check_linear_heads(heads)?,
+            Op::LinearAttention {
+                ref heads, decay, ..
+            } => ops::check_linear_heads(heads, decay)?,
             _ => {}
         }
     }

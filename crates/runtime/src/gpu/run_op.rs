@@ -295,12 +295,14 @@ impl<'a> Launcher<'a> {
                 state,
                 ref heads,
                 rule,
+                decay,
                 inputs,
                 out,
             } => {
                 let inputs = inputs.map(|id| self.buffer(id));
                 let (states, out) = (memory.state(state), self.buffer(out));
-                ops::linear_attention(gpu, (heads, rule), inputs, (&step, &places), states, out)
+                let how = (heads, rule, decay.map(|rates| self.weights.vector(rates)));
+                ops::linear_attention(gpu, how, inputs, (&step, &places), states, out)
             }
             _ => unreachable!("{} keeps no state", op.name()),
         }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rocmforge_gpu::ops;
 use rocmforge_plan::{
-    Activation, BufferId, ConvForm, Factor, LinearHeads, LinearInputs, Op, Plan, StateRule,
+    Activation, BufferId, ConvForm, Decay, Factor, LinearHeads, LinearInputs, Op, Plan, StateRule,
     WeightId, Weights, is_dead,
 };
 
@@ -162,7 +162,7 @@ pub(super) fn inputs(
     })
 }
 
-/// Matches linear attention whose only use is a norm of each head, and the gate of that.
+/// Matches linear attention with a factor for each head, whose only use is a norm of each head, and the gate of that.
 pub(super) fn decode(
     plan: &Plan,
     weights: &Weights,
@@ -173,6 +173,7 @@ pub(super) fn decode(
             state,
             heads,
             rule,
+            decay: Decay::Head,
             inputs,
             out: attended,
         },
