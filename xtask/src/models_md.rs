@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::{
-    FeedForward, LayerFacts, Model, ModelConfig, Purpose, Recurrent, architectures,
+    FeedForward, LayerFacts, Model, ModelConfig, Purpose, Recurrent, SelectiveForm, architectures,
 };
 use rocmforge_plan::Mask;
 use rocmforge_testkit::models::{self, embeddings, families};
@@ -36,7 +36,7 @@ their matrices the tests compare them
 - on an emulated GPU with the CPU, in a few layers.
 
 Layers with states (convolutions, gated delta nets, Mamba-2) are named with heads of values / of keys × the values of a key ×
-those of a value.
+those of a value, those of Mamba-1 with their values × the values of the state of each.
 
 Models for embeddings (those of `testkit/src/models/embeddings.rs`) are compared with llama.cpp by the embeddings, or scores,
 of texts of 1, 33 and 130 tokens, with each pooling.
@@ -206,6 +206,12 @@ fn heads(config: &ModelConfig) -> String {
         let (kind, linear) = match recurrent {
             Recurrent::ShortConv(n) => return format!("convolution over {n}"),
             Recurrent::GatedDelta(linear) => ("gated delta", linear),
+            Recurrent::ChannelDelta(linear, _) => ("gated delta by channel", linear),
+            Recurrent::Selective(scan) if scan.form == SelectiveForm::Values => {
+                let heads = scan.linear.heads;
+                return format!("Mamba-1 {} × {}", heads.n_heads * heads.v_dim, heads.k_dim);
+            }
+            Recurrent::Selective(scan) => ("Mamba-1 by head", scan.linear),
             Recurrent::Mamba2(linear) | Recurrent::BesideAttention(linear) => ("Mamba-2", linear),
         };
         let heads = linear.heads;

@@ -117,6 +117,8 @@ pub enum HeadNorm {
     IfPresent,
     /// Each head separately; the tensors are required.
     Each,
+    /// Each head separately, with weights of its own; the tensors are required.
+    Own,
     /// All heads together; the tensors are required.
     Together,
     /// As `Each`, after the rotation.

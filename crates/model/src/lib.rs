@@ -32,7 +32,9 @@ pub use facts::{
     Experts, FeedForward, HeadNorm, Latent, LayerFacts, ModelConfig, Scales, SharedExpert,
 };
 pub use lora::{Adapter, AdapterError};
-pub use recurrent::{LinearLayer, Recurrent};
+pub use recurrent::{
+    ChannelDecay, LinearLayer, Recurrent, Selective, SelectiveForm, SelectiveNorms,
+};
 pub use registry::architectures;
 pub use rope::{FrequencyFactors, Rope, RopeScaling};
 pub use weights::SkippedTensor;

@@ -9,10 +9,10 @@ use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
     afmoe, apertus, arcee, arctic, bert, bitnet, cohere, deci, deepseek2, exaone_moe, exaone4,
-    falcon, gemma, gemma3n, gemma4, glm4, gpt_oss, gpt2, granite, grok, hunyuan, laguna, lfm2,
-    llama, llama4, mamba2, mellum, mimo2, minicpm3, mistral3, mixtures, modern_bert, muse_glimmer,
-    neo_bert, olmo, olmo2, openelm, phi3, phimoe, plamo3, plm, qwen, qwen35, seed_oss,
-    smallthinker, smollm3, stablelm, step35,
+    falcon, gemma, gemma3n, gemma4, glm4, gpt_oss, gpt2, granite, grok, hunyuan, jamba,
+    kimi_linear, laguna, lfm2, llama, llama4, mamba2, mellum, mimo2, minicpm3, mistral3, mixtures,
+    modern_bert, muse_glimmer, neo_bert, olmo, olmo2, openelm, phi3, phimoe, plamo3, plm, qwen,
+    qwen35, seed_oss, smallthinker, smollm3, stablelm, step35,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
@@ -135,6 +135,11 @@ static FAMILIES: &[Family] = &[
     row("falcon-h1", (Neox, Factors::Never), HeadNorm::IfPresent, (mamba2::falcon, mamba2::record_falcon)),
     row("nemotron_h", (Norm, Factors::Never), HeadNorm::IfPresent, (mamba2::nemotron, mamba2::record_nemotron)),
     row("nemotron_h_moe", (Norm, Factors::Never), HeadNorm::IfPresent, (mamba2::nemotron, mamba2::record_nemotron)),
+    row("kimi-linear", (Norm, Factors::Never), HeadNorm::IfPresent, (kimi_linear::facts, llama::record)),
+    row("bailingmoe3", (Norm, Factors::Never), HeadNorm::IfPresent, (kimi_linear::ling3, llama::record)),
+    row("jamba", (Norm, Factors::Never), HeadNorm::IfPresent, (jamba::facts, llama::record)),
+    row("mamba", (Norm, Factors::Never), HeadNorm::IfPresent, (jamba::mamba, mamba2::record)),
+    row("plamo2", (Neox, Factors::Never), HeadNorm::Own, (jamba::plamo, plamo3::record)),
     row("deci", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (deci::facts, deci::record)),
     row("exaone", (Neox, Factors::IfPresent), HeadNorm::IfPresent, (qwen::dense, llama::record)),
     row("chatglm", (Norm, Factors::Never), HeadNorm::IfPresent, (qwen::dense, phi3::record)),

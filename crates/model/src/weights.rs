@@ -252,7 +252,21 @@ impl<'a> WeightLoader<'a> {
         width: usize,
         n: usize,
     ) -> Result<WeightId, LoadError> {
-        let values = self.required_rows(name, [width, n])?;
+        self.kernel(name, &[n, width], n)
+    }
+
+    /// As [`WeightLoader::conv_kernel`], of a tensor that says that each value has a kernel of its own, `[width, 1, n]`.
+    pub(crate) fn separate_conv_kernel(
+        &mut self,
+        name: &str,
+        width: usize,
+        n: usize,
+    ) -> Result<WeightId, LoadError> {
+        self.kernel(name, &[n, 1, width], n)
+    }
+
+    fn kernel(&mut self, name: &str, dims: &[usize], n: usize) -> Result<WeightId, LoadError> {
+        let values = self.required(name, dims)?;
         let of_tap = |tap| values.iter().skip(tap).step_by(n).copied();
         let kernel = (0..n).flat_map(of_tap).collect();
         Ok(self.push_vector(kernel))

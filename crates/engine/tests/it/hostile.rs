@@ -367,8 +367,8 @@ fn rejects_unsupported_metadata_by_name() {
     let cases: [(&str, OwnedValue, &str); 5] = [
         (
             "general.architecture",
-            "mamba".into(),
-            "`mamba` is not supported; supported architectures: llama, qwen2, ",
+            "rwkv7".into(),
+            "`rwkv7` is not supported; supported architectures: llama, qwen2, ",
         ),
         ("llama.expert_count", 8u32.into(), "llama.expert_used_count"),
         (

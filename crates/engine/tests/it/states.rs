@@ -62,6 +62,8 @@ macro_rules! for_each_state {
             nemotron_h("nemotron_h"),
             nemotron_h_moe("nemotron_h_moe"),
             nemotron_h_latent("nemotron_h_latent"),
+            kimi_linear("kimi_linear"),
+            jamba("jamba"),
         }
     };
 }
@@ -279,6 +281,8 @@ test_cases! {
     lfm2("lfm2", 0),
     qwen35_wide("qwen35_wide", 9 + 2),
     mamba2("mamba2", 7),
+    kimi_linear("kimi_linear", 0),
+    jamba("jamba", 0),
 }
 
 /// Every operation of a prompt and of a decode step, and the states after it.

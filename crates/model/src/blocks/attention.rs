@@ -146,6 +146,14 @@ pub(crate) fn normed(
             false => Ok(x),
         };
     }
+    if facts.head_norm == HeadNorm::Own {
+        let n_heads = x.width() / facts.k_dim;
+        let weights = m.loader.required_rows(tensor, [n_heads, facts.k_dim])?;
+        let weights = m.loader.push_vector(weights);
+        let ones = m.loader.push_constant(facts.k_dim, 1.0);
+        let x = m.plan.rms_norm(x, ones, m.config.norm_eps);
+        return Ok(m.plan.scale(Factor::Vector(weights), x));
+    }
     let width = match facts.head_norm {
         HeadNorm::IfPresent if !m.loader.has(tensor) => return Ok(x),
         HeadNorm::PlainAfterRope => {
@@ -153,7 +161,9 @@ pub(crate) fn normed(
             return Ok(m.plan.rms_norm(x, ones, m.config.norm_eps));
         }
         HeadNorm::IfPresent | HeadNorm::Each | HeadNorm::EachAfterRope => facts.k_dim,
-        HeadNorm::Together | HeadNorm::TogetherCentered | HeadNorm::OwnCentered => x.width(),
+        HeadNorm::Together | HeadNorm::TogetherCentered | HeadNorm::Own | HeadNorm::OwnCentered => {
+            x.width()
+        }
     };
     let weight = m.loader.vector(tensor, width, 1.0)?;
     Ok(m.plan.rms_norm(x, weight, m.config.norm_eps))
@@ -175,7 +185,7 @@ fn own_centered(
 
 /// Multiplies attention's output `heads` by the layer's gate of `x`, which has a value for each value or for each head, and
 /// may have been recorded already.
-fn gated(
+pub(super) fn gated(
     m: &mut Builder<'_>,
     layer: Layer<'_>,
     (x, gate): (Value, Option<Value>),

@@ -8,6 +8,7 @@
 use rocmforge_gguf::GgmlType;
 use rocmforge_plan::{KvSpec, Projection, Value, Values, act_format};
 
+use crate::blocks::attention::gated;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{Latent, Layer};
@@ -53,6 +54,7 @@ pub(super) fn latent_attention(
         .plan
         .head_matmul(out, [0, kv_rank], (of_values, n_heads), facts.v_dim);
     let out = m.plan.join_heads(n_heads, out, None);
+    let out = gated(m, layer, (x, None), out)?;
     m.linear(out, &layer.tensor("attn_output"), m.config.n_embd)
 }
 

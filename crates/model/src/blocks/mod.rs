@@ -1,10 +1,12 @@
 //! The parts that families are made of.
 
 mod attention;
+mod channel_delta;
 mod feed_forward;
 mod latent;
 mod mixture;
 mod recurrent;
+mod selective;
 mod stream;
 
 pub(crate) use attention::{attention, attention_heads, normed};

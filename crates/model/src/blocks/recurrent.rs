@@ -1,8 +1,12 @@
 //! Layers that keep a state of each sequence in place of a KV cache.
 
-use rocmforge_plan::{Activation, ConvForm, Decay, Factor, LinearInputs, StateRule, Value};
+use rocmforge_plan::{
+    Activation, ConvForm, Decay, Factor, LinearHeads, LinearInputs, StateRule, Value,
+};
 
 use crate::blocks::attention::own_attention;
+use crate::blocks::channel_delta::channel_delta;
+use crate::blocks::selective::selective;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::Layer;
@@ -18,6 +22,8 @@ pub(super) fn recurrent_layer(
     match recurrent {
         Recurrent::ShortConv(n) => short_conv(m, layer, n, x),
         Recurrent::GatedDelta(linear) => gated_delta(m, layer, &linear, x),
+        Recurrent::ChannelDelta(linear, decay) => channel_delta(m, layer, (&linear, decay), x),
+        Recurrent::Selective(scan) => selective(m, layer, &scan, x),
         Recurrent::Mamba2(linear) => mamba2(m, layer, &linear, x),
         Recurrent::BesideAttention(linear) => {
             let beside = mamba2(m, layer, &linear, x)?;
@@ -51,7 +57,7 @@ fn gated_delta(
     linear: &LinearLayer,
     x: Value,
 ) -> Result<Value, LoadError> {
-    let (n_k, n_v, k_dim) = (linear.n_k(), linear.n_v(), linear.heads.k_dim);
+    let (n_k, n_v) = (linear.n_k(), linear.n_v());
     let (mixed, gate) = mixed_and_gate(m, layer, linear, x)?;
     let (beta, alpha) = beta_and_alpha(m, layer, linear, x)?;
     let beta = m.plan.activate(Activation::Sigmoid, beta);
@@ -63,26 +69,47 @@ fn gated_delta(
     let mixed = convolved(m, layer, linear, mixed)?;
     let [q, k] = [0, n_k].map(|first| m.plan.part(mixed, 1, first, n_k));
     let v = m.plan.part(mixed, 1, 2 * n_k, n_v);
-    // The length of a row is the root of the sum of squares, not of their mean; queries are divided by that of their width.
-    let width = k_dim as f32;
-    let mut unit = |x: Value, factor: f32| {
-        let weight = m.loader.push_constant(k_dim, factor);
-        m.plan.rms_norm(x, weight, m.config.norm_eps / width)
-    };
+    let [q, k] = unit_keys(m, &linear.heads, [q, k]);
     let inputs = LinearInputs {
-        q: unit(q, 1.0 / width),
-        k: unit(k, 1.0 / width.sqrt()),
+        q,
+        k,
         v,
         decay,
         beta,
     };
     let how = (StateRule::Delta, Decay::Head);
     let out = m.plan.linear_attention(linear.heads, how, inputs);
+    let out = normed_and_gated(m, layer, (Activation::Silu, gate), linear, out)?;
+    m.linear(out, &layer.tensor("ssm_out"), m.config.n_embd)
+}
+
+/// Records the heads of `q` and `k` in length 1, those of `q` divided by the root of their width.
+pub(super) fn unit_keys(
+    m: &mut Builder<'_>,
+    heads: &LinearHeads,
+    [q, k]: [Value; 2],
+) -> [Value; 2] {
+    // The length of a row is the root of the sum of squares, not of their mean.
+    let width = heads.k_dim as f32;
+    let mut unit = |x: Value, factor: f32| {
+        let weight = m.loader.push_constant(heads.k_dim, factor);
+        m.plan.rms_norm(x, weight, m.config.norm_eps / width)
+    };
+    [unit(q, 1.0 / width), unit(k, 1.0 / width.sqrt())]
+}
+
+/// Records the norm of each head, times the gate.
+pub(super) fn normed_and_gated(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    (activation, gate): (Activation, Value),
+    linear: &LinearLayer,
+    out: Value,
+) -> Result<Value, LoadError> {
     let norm = layer.tensor("ssm_norm.weight");
     let norm = m.loader.vector(&norm, linear.heads.v_dim, 1.0)?;
     let out = m.plan.rms_norm(out, norm, m.config.norm_eps);
-    let out = m.plan.gated_activation(Activation::Silu, gate, out);
-    m.linear(out, &layer.tensor("ssm_out"), m.config.n_embd)
+    Ok(m.plan.gated_activation(activation, gate, out))
 }
 
 /// Records the inputs of the convolution, queries, keys and values, and the gate. Old files have all in one tensor, by head
@@ -208,7 +235,7 @@ fn normed_groups(
 }
 
 /// Records `silu(conv(x))` of the layer's convolution, which may have a bias.
-fn convolved(
+pub(super) fn convolved(
     m: &mut Builder<'_>,
     layer: Layer<'_>,
     linear: &LinearLayer,

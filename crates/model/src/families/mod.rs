@@ -22,6 +22,8 @@ pub(crate) mod gpt_oss;
 pub(crate) mod granite;
 pub(crate) mod grok;
 pub(crate) mod hunyuan;
+pub(crate) mod jamba;
+pub(crate) mod kimi_linear;
 pub(crate) mod laguna;
 pub(crate) mod lfm2;
 pub(crate) mod llama;

@@ -400,7 +400,11 @@ impl Row {
                 _ => self.feed_forward(model, &tensor, self.n_ff_of(layer))?,
             }
             if layer >= model.n_layers {
-                for norm in ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"] {
+                let last = match self.arch {
+                    "bailingmoe3" => "layer_output_norm",
+                    _ => "nextn.shared_head_norm",
+                };
+                for norm in ["nextn.enorm", "nextn.hnorm", last] {
                     self.norm(model, &tensor(norm), n_embd)?;
                 }
                 model.matrix(&tensor("nextn.eh_proj.weight"), n_embd, 2 * n_embd)?;
@@ -479,9 +483,6 @@ impl Row {
         tensor: &dyn Fn(&str) -> String,
     ) -> Result<(), Error> {
         let n_embd = self.n_embd;
-        if let Some(latent) = &self.latent {
-            return model.latent_attention(latent, tensor, n_embd);
-        }
         let is_recurrent = self.is_recurrent(layer, model.n_layers);
         if let Some(recurrent) = self.recurrent.filter(|_| is_recurrent) {
             model.recurrent_layer(&recurrent, tensor, n_embd)?;
@@ -490,6 +491,12 @@ impl Row {
             }
             // Without the usual ending, as in released files.
             model.vector(&tensor("ffn_norm"), n_embd, 1.0, 0.3)?;
+        }
+        if let Some(latent) = &self.latent {
+            if self.gate == Gate::Heads {
+                self.linear(model, &tensor, ("attn_gate", latent.n_heads, n_embd))?;
+            }
+            return model.latent_attention(latent, tensor, n_embd);
         }
         let [n_heads, n_kv_heads] = self.heads_of(layer);
         let [head_dim, v_dim] = self.head_dims();
@@ -612,7 +619,7 @@ impl Row {
 
     /// Adds a norm's weight, and its bias if norms have biases.
     fn norm(&self, model: &mut Synth, name: &str, width: usize) -> Result<(), Error> {
-        if self.arch == "plamo3" && name.contains("post_") {
+        if matches!(self.arch, "plamo2" | "plamo3") && name.contains("post_") {
             // Without the usual ending, as in released files.
             return model.vector(name, width, 1.0, 0.3);
         }

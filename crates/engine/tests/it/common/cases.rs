@@ -77,6 +77,7 @@ macro_rules! for_each_family {
             afmoe, afmoe_softmax, mellum, mellum_global,
             lfm2, lfm2moe, qwen35, qwen35_wide, qwen35moe, qwen3next, qwen3next_old,
             mamba2, granitehybrid, granitehybrid_moe, falcon_h1, nemotron_h, nemotron_h_moe, nemotron_h_latent,
+            kimi_linear, bailingmoe3, jamba, mamba, falcon_mamba, plamo2,
             exaone, chatglm, deepseek2_ocr, hunyuan_vl, paddleocr, plm, plamo3, jais2, arctic, openelm, olmo, deci, bitnet, grok,
             command_r_plus, stablelm_12b,
             gpt_oss_thirds, mistral3_tied, minimax_m2_single, qwen3vl_eighths, qwen3vlmoe_thirds, granitemoe_single,
@@ -91,7 +92,8 @@ macro_rules! for_each_family {
             bailingmoe_quarters, bailingmoe2_single, hy_v3_quarters, olmoe_single, deepseek_halves, dots1_wide,
             phimoe_quarters, deepseek2_ocr_single, arctic_sevenths, grok_sixths, laguna_eighths, lfm2_thirds, lfm2moe_quarters, qwen35moe_eighths,
             mamba2_wide, falcon_h1_thirds, nemotron_h_fifths,
-            nemotron_h_moe_halves, granitehybrid_thirds
+            nemotron_h_moe_halves, granitehybrid_thirds,
+            kimi_linear_wide, bailingmoe3_vision, jamba_fifths, mamba_wide, plamo2_quarters
         }
     };
 }

@@ -208,6 +208,14 @@ static RELEASED: &[Released] = &[
     released(("nemotron-nano-9b-v2", "nemotron_h"), 3, |r| r.wide([4480, 15680], [40, 8, 128]).states([128, 8, 128, 80])),
     released(("nemotron-3-nano-30b-a3b", "nemotron_h_moe"), 3, |r| r.wide([2688, 1856], [32, 2, 128]).states([64, 8, 128, 64]).experts([128, 6, 1856, 3712]).keys(&[(SHARED, U(3712))])),
     released(("nemotron-3-super-120b-a12b", "nemotron_h_latent"), 3, |r| latent_experts(r, 1024).wide([4096, 2688], [32, 2, 128]).states([128, 8, 128, 64]).experts([512, 22, 2688, 5376]).keys(&[(SHARED, U(5376)), ("moe_latent_size", U(1024))])),
+    released(("kimi-linear-48b-a3b", "kimi_linear"), 2, |r| r.wide([2304, 9216], [32, 1, 128]).ranks([32, 0, 512, 128, 64, 128]).states([32, 32, 128, 128]).experts([256, 8, 1024, 1024])),
+    // The width and the experts of Ling 3 tiny; its heads are not known here.
+    released(("ling-3-tiny", "bailingmoe3"), 2, |r| r.wide([1536, 6144], [12, 1, 128]).ranks([12, 0, 512, 128, 64, 128]).states([12, 12, 128, 128]).experts([128, 8, 512, 512]).keys(&[(SHARED, U(512))])),
+    released(("jamba-v0.1", "jamba"), 2, |r| r.wide([4096, 14336], [32, 8, 128]).states([256, 1, 16, 32]).experts([16, 2, 14336, 0])),
+    released(("mamba-2.8b", "mamba"), 2, |r| r.wide([2560, 512], [8, 2, 320]).states([160, 1, 16, 32])),
+    released(("falcon-mamba-7b", "falcon_mamba"), 2, |r| r.wide([4096, 512], [8, 2, 512]).states([256, 1, 16, 32])),
+    // What llama.cpp's converter takes for numbers that a configuration file does not state.
+    released(("plamo-2-8b", "plamo2"), 2, |r| r.wide([4096, 13312], [32, 4, 128]).states([64, 1, 64, 128])),
     // Half of its experts.
     released(("grok-1", "grok"), 2, |r| r.wide([6144, 32768], [48, 8, 128]).experts([4, 2, 32768, 0]).keys(&[("embedding_scale", F(78.383_67)), ("logit_scale", F(0.577_350_3)), ("attention.output_scale", F(0.088_388_35)), ("attn_logit_softcapping", F(30.0))])),
     released(("bitnet-b1.58-large", "bitnet"), 2, |r| r.wide([1536, 4096], [16, 16, 96])),

@@ -1,8 +1,9 @@
 //! Families with layers that keep states of sequences.
 
 use super::{
-    B, BIASED, Blocks, EXPERTS, F, FeedForward, GATING, Gate, HeadNorm, Ints, Key, Kind, LLAMA,
-    Mixture, NORMED, ONE_DENSE, Output, POST_ATTENTION, Recurrent, Row, SCALE, SECTIONS, U,
+    B, BIASED, Blocks, EXPERTS, F, FOUR_NORMS, FeedForward, GATING, Gate, HeadMatrices, HeadNorm,
+    Ints, Key, Kind, LLAMA, Latent, Mixture, NORMED, ONE_DENSE, ONE_SHARED, OfLayers, Output,
+    POST_ATTENTION, Qkv, Recurrent, Row, SCALE, SECTIONS, U,
 };
 
 pub(super) const SHORT_CONV: Recurrent = Recurrent {
@@ -27,6 +28,34 @@ pub(super) const MAMBA: Recurrent = Recurrent {
     n_conv: 4,
     heads: [8, 1, 64, 64],
     has_norm: true,
+};
+
+pub(super) const CHANNELS: Recurrent = Recurrent {
+    kind: Kind::Channels,
+    interval: 2,
+    n_conv: 4,
+    heads: [8, 8, 32, 32],
+    has_norm: true,
+};
+
+pub(super) const MAMBA_1: Recurrent = Recurrent {
+    kind: Kind::Mamba1,
+    interval: 2,
+    n_conv: 4,
+    // Of 512 values, whose steps are computed from 32.
+    heads: [32, 1, 16, 16],
+    has_norm: true,
+};
+
+/// Latent attention in the layers without states.
+pub(super) const LATENT: Latent = Latent {
+    n_heads: 8,
+    q_rank: 0,
+    kv_rank: 64,
+    n_plain: 32,
+    n_rot: 32,
+    v_dim: 48,
+    matrices: HeadMatrices::Apart,
 };
 
 const GRANITE: &[(&str, Key)] = &[
@@ -251,5 +280,110 @@ pub(super) static ROWS: &[Row] = &[
             ("expert_shared_feed_forward_length", U(256)),
         ],
         ..NEMOTRON
+    },
+    Row {
+        name: "kimi_linear",
+        arch: "kimi-linear",
+        n_layers: 4,
+        heads: [8, 1, 32],
+        latent: Some(LATENT),
+        recurrent: Some(CHANNELS),
+        mixture: Some(BIASED),
+        keys: &[(GATING, U(2)), SCALE, ONE_SHARED, ONE_DENSE],
+        prompts: &[1, 17, 300, 1500],
+        ..LLAMA
+    },
+    Row {
+        name: "bailingmoe3",
+        arch: "bailingmoe3",
+        n_layers: 4,
+        n_nextn: 1,
+        heads: [8, 1, 32],
+        gate: Gate::Heads,
+        latent: Some(Latent {
+            q_rank: 96,
+            ..LATENT
+        }),
+        recurrent: Some(Recurrent {
+            kind: Kind::BoundedChannels,
+            ..CHANNELS
+        }),
+        mixture: Some(BIASED),
+        keys: &[
+            (GATING, U(2)),
+            SCALE,
+            NORMED,
+            ONE_SHARED,
+            ONE_DENSE,
+            ("expert_shared_feed_forward_length", U(256)),
+            ("kda.safe_gate", B(true)),
+            ("kda.gate_lower_bound", F(-5.0)),
+            ("swiglu_clamp_exp", OfLayers(&[0.0, 0.0, 0.6, 0.4, 0.0])),
+            ("swiglu_clamp_shexp", OfLayers(&[0.0, 0.5, 0.0, 0.3, 0.0])),
+        ],
+        prompts: &[1, 17, 300, 1500],
+        ..LLAMA
+    },
+    Row {
+        name: "jamba",
+        arch: "jamba",
+        n_layers: 4,
+        recurrent: Some(MAMBA_1),
+        mixture: Some(Mixture {
+            n_ff: 512,
+            period: 2,
+            ..EXPERTS
+        }),
+        prompts: &[1, 17, 300, 1500],
+        ..LLAMA
+    },
+    Row {
+        name: "mamba",
+        arch: "mamba",
+        n_layers: 3,
+        norms: &["attn_norm"],
+        blocks: Blocks::NoNetwork,
+        recurrent: Some(Recurrent {
+            interval: usize::MAX,
+            has_norm: false,
+            ..MAMBA_1
+        }),
+        output: Output::Tied,
+        keys: &[("ssm.dt_b_c_rms", B(false))],
+        prompts: &[1, 17, 300, 1500],
+        ..LLAMA
+    },
+    Row {
+        name: "falcon_mamba",
+        arch: "mamba",
+        n_layers: 3,
+        norms: &["attn_norm"],
+        blocks: Blocks::NoNetwork,
+        recurrent: Some(Recurrent {
+            interval: usize::MAX,
+            has_norm: false,
+            ..MAMBA_1
+        }),
+        keys: &[("ssm.dt_b_c_rms", B(true))],
+        prompts: &[1, 17, 300],
+        ..LLAMA
+    },
+    Row {
+        name: "plamo2",
+        arch: "plamo2",
+        n_layers: 4,
+        heads: [6, 2, 64],
+        norms: FOUR_NORMS,
+        qkv: Qkv::Fused,
+        head_norm: HeadNorm::Own,
+        feed_forward: FeedForward::Fused,
+        recurrent: Some(Recurrent {
+            kind: Kind::Mamba1Heads,
+            heads: [8, 1, 64, 64],
+            ..MAMBA_1
+        }),
+        output: Output::Tied,
+        prompts: &[1, 17, 300, 1500],
+        ..LLAMA
     },
 ];

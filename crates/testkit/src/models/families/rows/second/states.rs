@@ -1,6 +1,6 @@
 //! Second shapes of families with layers that keep states.
 
-use super::super::states::{DELTA, LAYER_EPS, MAMBA, SHORT_CONV};
+use super::super::states::{CHANNELS, DELTA, LATENT, LAYER_EPS, MAMBA, MAMBA_1, SHORT_CONV};
 use super::*;
 
 pub(super) static ROWS: &[Row] = &[
@@ -131,6 +131,103 @@ pub(super) static ROWS: &[Row] = &[
         recurrent: Some(Recurrent {
             heads: [4, 1, 128, 64],
             ..MAMBA
+        }),
+        ..SMALL
+    },
+    // The states of released files; two of them, then attention.
+    Row {
+        name: "kimi_linear_wide",
+        arch: "kimi-linear",
+        n_layers: 3,
+        heads: [3, 1, 128],
+        latent: Some(Latent {
+            n_heads: 3,
+            kv_rank: 32,
+            n_plain: 64,
+            n_rot: 16,
+            v_dim: 32,
+            ..LATENT
+        }),
+        recurrent: Some(Recurrent {
+            interval: 3,
+            heads: [3, 3, 128, 128],
+            ..CHANNELS
+        }),
+        mixture: Some(Mixture {
+            n_ff_shared: Some(96),
+            ..FEW_BIASED
+        }),
+        keys: &[(GATING, U(2)), SCALE, ONE_SHARED],
+        ..SMALL
+    },
+    // Sections as in models with vision, no limits, and weights of experts as they are.
+    Row {
+        name: "bailingmoe3_vision",
+        arch: "bailingmoe3",
+        heads: [4, 1, 32],
+        gate: Gate::Heads,
+        latent: Some(Latent {
+            n_heads: 4,
+            v_dim: 32,
+            ..LATENT
+        }),
+        recurrent: Some(Recurrent {
+            kind: Kind::BoundedChannels,
+            heads: [4, 4, 64, 64],
+            ..CHANNELS
+        }),
+        mixture: Some(Mixture {
+            n_ff_shared: Some(192),
+            ..FEW_BIASED
+        }),
+        output: Output::Tied,
+        keys: &[
+            (GATING, U(2)),
+            ("expert_shared_count", U(2)),
+            ("leading_dense_block_count", U(0)),
+            ("kda.gate_lower_bound", F(-3.0)),
+            ("rope.dimension_sections", Ints(&[4, 6, 6, 0])),
+        ],
+        ..SMALL
+    },
+    // Values that are not whole heads of 128; no experts.
+    Row {
+        name: "jamba_fifths",
+        arch: "jamba",
+        n_embd: 160,
+        heads: [5, 1, 32],
+        recurrent: Some(Recurrent {
+            heads: [32, 1, 8, 10],
+            ..MAMBA_1
+        }),
+        output: Output::Tied,
+        ..SMALL
+    },
+    Row {
+        name: "mamba_wide",
+        arch: "mamba",
+        norms: &["attn_norm"],
+        blocks: Blocks::NoNetwork,
+        recurrent: Some(Recurrent {
+            interval: usize::MAX,
+            heads: [32, 1, 40, 8],
+            has_norm: false,
+            ..MAMBA_1
+        }),
+        ..SMALL
+    },
+    Row {
+        name: "plamo2_quarters",
+        arch: "plamo2",
+        heads: [4, 1, 32],
+        norms: FOUR_NORMS,
+        qkv: Qkv::Fused,
+        head_norm: HeadNorm::Own,
+        feed_forward: FeedForward::Fused,
+        recurrent: Some(Recurrent {
+            kind: Kind::Mamba1Heads,
+            heads: [3, 1, 32, 64],
+            ..MAMBA_1
         }),
         ..SMALL
     },
