@@ -926,10 +926,12 @@ impl Call<'_> {
         let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(tile_heads);
         let (n_rows, n_seqs) = (self.step.n_rows(), self.step.n_seqs());
         let (n_heads, v_dim) = (self.queries.n_heads, self.kv.shape.v_dim);
-        let grain = match most_rows {
-            ..=MAX_DECODE_ROWS => SPLIT_GRAIN,
-            ..MANY_ROWS => PREFILL_GRAIN,
-            MANY_ROWS.. => LONG_GRAIN,
+        let grain = if most_rows <= MAX_DECODE_ROWS {
+            SPLIT_GRAIN
+        } else if most_rows < MANY_ROWS {
+            PREFILL_GRAIN
+        } else {
+            LONG_GRAIN
         };
         let n_splits = match self.gpu.takes(Variant::SplitsOff) {
             true => 1,
