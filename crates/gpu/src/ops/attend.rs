@@ -2,7 +2,7 @@
 
 use rocmforge_plan::Values;
 
-use super::attention::PrefillParams;
+use super::attention_params::PrefillParams;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;

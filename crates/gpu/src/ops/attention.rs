@@ -5,13 +5,14 @@
 use rocmforge_plan::{Alibi, Growth, Mask, Values};
 
 use super::attend::{self, AttendBlocks};
+use super::attention_params::{CacheParams, DecodeParams, PrefillParams, ScoreParams};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernel::{Kernel, Table, kernels, layout};
-use crate::kv::{KvLayer, KvShape, KvType, Planes};
+use crate::kernel::{Kernel, kernels};
+use crate::kv::{KvLayer, KvShape, KvType};
 use crate::limit::{Limit, MAX_GRID};
 use crate::memory::{Address, Buffer, Slice};
-use crate::step::{SeqRows, Step};
+use crate::step::Step;
 use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
 
@@ -172,138 +173,6 @@ fn splits_of(blocks: usize, most: usize, at_once: usize) -> usize {
     let shorter = |a: &usize, b: &usize| (rounds(*a) * b).cmp(&(rounds(*b) * a));
     (1..=enough).min_by(shorter).unwrap_or(1)
 }
-
-/// `KvCache` in attention.h.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct CacheParams {
-    k: Planes,
-    v: Planes,
-    block_tables: Address,
-    max_pages: u32,
-    page_shift: u32,
-    n_kv_heads: u32,
-    pad: u32,
-}
-
-layout!(CacheParams {
-    k,
-    v,
-    block_tables,
-    max_pages,
-    page_shift,
-    n_kv_heads,
-    pad
-});
-
-/// `Scores` in attention.h.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ScoreParams {
-    sinks: Address,
-    scale: f32,
-    soft_cap: f32,
-    window: u32,
-    chunk_bits: u32,
-    slope: f32,
-    step: u32,
-    offset: u32,
-    ahead: u32,
-    alibi: f32,
-    alibi_heads: u32,
-}
-
-layout!(ScoreParams {
-    sinks,
-    scale,
-    soft_cap,
-    window,
-    chunk_bits,
-    slope,
-    step,
-    offset,
-    ahead,
-    alibi,
-    alibi_heads
-});
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DecodeParams {
-    q: Address,
-    out: Address,
-    partial: Address,
-    positions: Address,
-    seq_of_row: Address,
-    seqs: Table<SeqRows>,
-    cache: CacheParams,
-    scores: ScoreParams,
-    n_rows: u32,
-    n_heads: u32,
-    n_splits: u32,
-    k_dim: u32,
-    v_dim: u32,
-    v_row: u32,
-}
-
-layout!(DecodeParams {
-    q,
-    out,
-    partial,
-    positions,
-    seq_of_row,
-    seqs,
-    cache,
-    scores,
-    n_rows,
-    n_heads,
-    n_splits,
-    k_dim,
-    v_dim,
-    v_row
-});
-
-const _: () = assert!(size_of::<DecodeParams>() == 176);
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct PrefillParams {
-    q: Address,
-    out: Address,
-    partial: Address,
-    seqs: Table<SeqRows>,
-    seq_of_row: Address,
-    cache: CacheParams,
-    scores: ScoreParams,
-    n_rows: u32,
-    n_heads: u32,
-    v_dim: u32,
-    tile_rows: u32,
-    tile_heads: u32,
-    n_splits: u32,
-    grain: u32,
-    pad: u32,
-}
-
-layout!(PrefillParams {
-    q,
-    out,
-    partial,
-    seqs,
-    seq_of_row,
-    cache,
-    scores,
-    n_rows,
-    n_heads,
-    v_dim,
-    tile_rows,
-    tile_heads,
-    n_splits,
-    grain,
-    pad
-});
-
-const _: () = assert!(size_of::<PrefillParams>() == 176);
 
 /// What the kernels must know of the rows of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

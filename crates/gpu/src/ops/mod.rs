@@ -3,6 +3,7 @@
 mod argmax;
 mod attend;
 mod attention;
+mod attention_params;
 mod elementwise;
 mod formats;
 mod gemm;
