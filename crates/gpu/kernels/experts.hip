@@ -70,19 +70,22 @@ struct RouteParams {
            n_used, scores, normalized, n_groups, n_groups_used, scale)
 };
 
-// The largest number of a wave.
-DEV u32 wave_greatest(u32 v) {
-#if defined(GPU_NV)
-    u32 greatest;
-    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(greatest) : "r"(v));
-    return greatest;
-#else
-    return wave_max(v);
-#endif
-}
+// The largest key of a wave.
 DEV u64 wave_best(u64 key) {
-    const u32 high = wave_greatest((u32)(key >> 32));
-    return (u64)high << 32 | wave_greatest((u32)(key >> 32) == high ? (u32)key : 0);
+#if defined(GPU_NV)
+    u32 high = (u32)(key >> 32), low;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(high) : "r"(high));
+    low = (u32)(key >> 32) == high ? (u32)key : 0;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(low) : "r"(low));
+    return (u64)high << 32 | low;
+#else
+#pragma unroll
+    for (u32 mask = 1; mask < WARP_SIZE; mask *= 2) {
+        u32 low = shuffle_xor((u32)key, mask), high = shuffle_xor((u32)(key >> 32), mask);
+        key = max_of(key, (u64)high << 32 | low);
+    }
+    return key;
+#endif
 }
 
 DEV float without_nan(float x) { return (bits<u32>(x) & 0x7fffffffu) > 0x7f800000u ? -__builtin_inff() : x; }
@@ -228,8 +231,9 @@ template <Keep KEEP> DEV void route_token(const RouteParams& p, u32 token, u32* 
     if (!p.normalized) sum = 1.0f;
     else if (sum < MIN_WEIGHT_SUM) sum = MIN_WEIGHT_SUM;
     for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) {
-        const u32 expert = p.n_used <= WARP_SIZE ? mine : experts[k];
-        const float weight = (p.n_used <= WARP_SIZE && !divide ? share : scores.of(expert)) / sum * p.scale;
+        const bool is_known = KEEP == Keep::Few && p.n_used <= WARP_SIZE;
+        const u32 expert = is_known ? mine : experts[k];
+        const float weight = (is_known && !divide ? share : scores.of(expert)) / sum * p.scale;
         weights[k] = p.expert_scales ? weight * p.expert_scales[expert] : weight;
     }
 }

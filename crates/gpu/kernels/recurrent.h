@@ -221,7 +221,10 @@ template <u32 LANES> struct Column {
         for (u32 i = 0; i < HELD_QUADS; i++) {
             if (i * LANES * QUAD >= k_dim) break;
 #pragma unroll
-            for (u32 j = 0; j < QUAD; j++) s[i * QUAD + j] *= exp_of(step * rates[i * QUAD + j]);
+            for (u32 j = 0; j < QUAD; j++) {
+                // One after the other: gfx90a and gfx942 would spill what so many of them compare.
+                s[i * QUAD + j] *= computed_here(exp_of(step * rates[i * QUAD + j]));
+            }
         }
     }
 

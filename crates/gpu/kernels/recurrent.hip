@@ -138,7 +138,7 @@ template <u32 LANES, Decay OF> struct Rows {
 #pragma unroll
         for (u32 i = 0; i < N_KEYS; i++) {
             const u32 at = (i * THREADS + tid()) * QUAD;
-            if (at >= TILE * WIDTH) break;
+            if (TILE * WIDTH / QUAD % THREADS != 0 && at >= TILE * WIDTH) break;
             store16(to.k + half * TILE * WIDTH + at, bits<u32x4>(from.k[i]));
             store16(to.q + half * TILE * WIDTH + at, bits<u32x4>(from.q[i]));
             if constexpr (IS_CHANNEL) {
@@ -151,7 +151,7 @@ template <u32 LANES, Decay OF> struct Rows {
 #pragma unroll
         for (u32 i = 0; i < N_VALUES; i++) {
             const u32 at = i * THREADS + tid();
-            if (at >= TILE * COLUMNS) break;
+            if (TILE * COLUMNS % THREADS != 0 && at >= TILE * COLUMNS) break;
             to.v[half * TILE * COLUMNS + at] = from.v[i];
             if constexpr (IS_VALUE) {
                 to.factor[half * TILE * COLUMNS + at] = from.decay[i];

@@ -22,7 +22,7 @@ pub enum Variant {
     AttentionDecode,
     /// Attention with loads shared by several rows, even for few rows.
     AttentionPrefill,
-    /// Attention of prompts with the rounding errors of queries and weights, where there are kernels without.
+    /// Attention with the rounding errors of queries and weights, where there are kernels without.
     AttentionExact,
     /// Attention by the kernel for any head width.
     AttentionGeneric,

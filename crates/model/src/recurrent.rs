@@ -148,11 +148,16 @@ pub(crate) fn channel_layer(keys: &Keys<'_>, n_heads: usize) -> Result<LinearLay
 
 /// Values of Mamba-1 that are computed together; they do not depend on each other.
 const TOGETHER: usize = 128;
+/// States are padded to so many of them.
+const LEAST_TOGETHER: usize = 16;
 
 /// Reads a Mamba-1 layer, whose values are divided among heads of a convenient size.
 pub(crate) fn mamba1(keys: &Keys<'_>, norms: SelectiveNorms) -> Result<Selective, LoadError> {
     let n_inner = keys.size("ssm.inner_size", MAX_DIM)?;
     let v_dim = gcd(n_inner, TOGETHER);
+    if v_dim < LEAST_TOGETHER {
+        return Err(keys.bad("ssm.inner_size", n_inner, "a multiple of 16"));
+    }
     let linear = LinearLayer {
         n_conv: n_conv(keys, "ssm.conv_kernel")?,
         heads: LinearHeads {

@@ -36,7 +36,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
-use rocmforge_plan::{ActsId, BufferId, ExpertStack, Mask, Op, Plan, WeightId};
+use rocmforge_plan::{ActFormat, ActsId, BufferId, ExpertStack, Mask, Op, Plan, WeightId};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, SeqState, StateStart, Want};
 
 /// Maximum error relative to the largest magnitude in its row, or to the magnitude of its terms where a GEMM has few
@@ -293,6 +293,8 @@ fn compare(
                 Op::Attention { .. } if in_halves => HALF_ATTENTION_BOUND,
                 Op::Attention { .. } => ATTENTION_BOUND,
                 Op::NormQuantize { .. } => CODE_BOUND,
+                // The conversion of a norm in the same pass.
+                Op::Quantize { out, .. } if range.len() > 1 && labels.is_coded(*out) => CODE_BOUND,
                 _ if in_halves => HALF_BOUND,
                 _ => BOUND,
             };
@@ -352,6 +354,10 @@ impl Labels<'_> {
     }
 
     /// Returns shape and format, which with the name identify the kernel of an operation.
+    fn is_coded(&self, acts: ActsId) -> bool {
+        self.plan.acts[acts.0 as usize].format != ActFormat::F32
+    }
+
     fn shape_and_format(&self, op: &Op) -> (String, String) {
         let width = |id: BufferId| self.plan.buffers[id.0 as usize].width;
         match *op {

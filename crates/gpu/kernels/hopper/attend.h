@@ -68,7 +68,7 @@ DEV void copy_rows(const PrefillJob& job, const kv::Planes& planes, u32 from, co
 // A thread's two rows of scores of N positions from `at` on: N / 2 elements.
 template <u32 N> struct ScoreRows {
     const PrefillJob& job;
-    // The positions of the rows, and the first of the positions that they see and may not.
+    // The positions of the rows.
     const u32 (&pos)[2];
 
     // Makes scores exponents, and hides positions that a row does not see.

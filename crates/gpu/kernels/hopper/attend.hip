@@ -1,5 +1,6 @@
-// Attention of prompts on Hopper's matrix units, for caches in f16. Shapes and masks as in kv/attention_prefill.hip, whose
-// combine_rows combines splits. Queries and weights are f16, once: the error is that of f16.
+// Attention of prompts, and of few rows of latent layers, on Hopper's matrix units, for caches in f16. Shapes and masks
+// as in kv/attention_prefill.hip, whose combine_rows combines splits. Queries and weights are f16, once: the error is
+// that of f16.
 //
 // attend_DIM, attend_192_128: hopper/attend_rows.h. attend_latent_K_V: keys whose first V values are the value, see
 // hopper/attend_latent.h.

@@ -1,4 +1,5 @@
-//! The kernels of `kernels/hopper/attend.hip`: attention of prompts with queries and weights in f16, on Hopper.
+//! The kernels of `kernels/hopper/attend.hip`: attention of prompts, and of few rows of latent layers, with queries and
+//! weights in f16, on Hopper.
 
 use rocmforge_plan::Values;
 

@@ -127,7 +127,11 @@ impl AttentionScratch {
         let floats = n_heads * (v_dim + 2);
         let parts = match most_splits {
             1 => max_seqs,
-            _ => (MIN_PARTS + max_seqs).max(PARTS_BYTES / (floats * size_of::<f32>())),
+            // Contexts of many rows are split if they are longer than this.
+            _ if n_ctx > LONG_GRAIN && floats > 0 => {
+                (MIN_PARTS + max_seqs).max(PARTS_BYTES / (floats * size_of::<f32>()))
+            }
+            _ => MIN_PARTS + max_seqs,
         };
         let decode = gpu.kernels().attention_decode.of(ty);
         let prefill = gpu.kernels().attention_prefill.of(ty).prefill_64.module;
