@@ -144,9 +144,14 @@ DEV u32 groups_of(const RouteParams& p, const Scores& scores) {
     return taken;
 }
 
-// The keys of a token's experts that may be chosen. They may be kept in registers, unless there are too many; where a
-// wave has several tokens, gfx90a and gfx942 would spill.
+// The keys of a token's experts that may be chosen. They may be kept in registers, unless there are too many; not on AMD,
+// whose compiler then has shuffles where lanes may be off, and spills where a wave has several tokens.
 enum class Keep { No, Few };
+#if defined(GPU_AMD)
+constexpr Keep OF_ONE_TOKEN = Keep::No;
+#else
+constexpr Keep OF_ONE_TOKEN = Keep::Few;
+#endif
 template <Keep KEEP> struct Keys {
     static constexpr u32 MOST = 256 / WARP_SIZE;
     const RouteParams& p;
@@ -398,7 +403,7 @@ DEV void sort_choices(const RouteParams& p) {
 
 KERNEL(route, RouteParams, ROUTE_THREADS) {
     const u32 token = bid_x() * (ROUTE_THREADS / WARP_SIZE) + uniform(wave());
-    if (token < p.n_tokens) route_token<Keep::Few>(p, token, nullptr);
+    if (token < p.n_tokens) route_token<OF_ONE_TOKEN>(p, token, nullptr);
 }
 
 KERNEL(sort, RouteParams, SORT_THREADS) { sort_choices(p); }
@@ -412,7 +417,7 @@ KERNEL(route_sort, RouteParams, SORT_THREADS) {
 KERNEL(route_few, RouteParams, ROUTE_THREADS) {
     SHARED(u32, chosen, ROUTE_THREADS);
     const u32 token = uniform(wave());
-    if (token < p.n_tokens) route_token<Keep::Few>(p, token, chosen);
+    if (token < p.n_tokens) route_token<OF_ONE_TOKEN>(p, token, chosen);
     barrier();
     sort_few(p, chosen);
 }
