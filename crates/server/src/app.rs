@@ -55,7 +55,7 @@ pub(crate) struct App {
     /// Responses that clients may continue.
     pub(crate) responses: Store,
     /// Streams that clients may read again.
-    pub(crate) streams: Streams,
+    pub(crate) streams: Arc<Streams>,
     pub(crate) requests: Arc<Requests>,
     pub(crate) metrics: Arc<Metrics>,
     /// Takes the spans of requests, if they are sent anywhere.
@@ -83,7 +83,7 @@ impl App {
             workers: Workers::new(n_cores.clamp(2, 32)),
             compilers: Compilers::default(),
             responses: Store::default(),
-            streams: Streams::default(),
+            streams: Arc::default(),
             requests: Arc::default(),
             metrics,
             traces,
@@ -144,6 +144,10 @@ impl App {
             place: caller.key.as_ref().map(|key| key.admit()).transpose()?,
             under_way: self.lifecycle.admit()?,
             connection: caller.connection.clone(),
+            stream: caller
+                .kept
+                .clone()
+                .map(|kept| (Arc::clone(&self.streams), kept)),
             trace: self.traces.as_ref().and_then(|traces| traces.begin(caller)),
             listed: self.requests.begin(caller.asked(), || self.new_id("req")),
         })
@@ -190,6 +194,8 @@ impl FromRequest<Arc<App>> for Body {
         let limits = &app.limits;
         let kept = request.extensions().get::<Caller>();
         let kept = kept.and_then(|caller| caller.kept.clone());
+        // Ollama's streams are on unless turned off.
+        let default = request.uri().path().starts_with("/api/");
         let body = read(request.into_body(), limits.max_body_bytes);
         let body = tokio::time::timeout(limits.read_timeout, body).await;
         let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly");
@@ -203,8 +209,8 @@ impl FromRequest<Arc<App>> for Body {
             true => app.workers.run(move || Fields::parse(&bytes)).await?,
             false => Fields::parse(&bytes)?,
         };
-        if let Some(kept) = kept.filter(|_| fields.asks_for_stream()) {
-            app.streams.keep(&kept);
+        if let Some(kept) = kept.filter(|_| fields.asks_for_stream().unwrap_or(default)) {
+            app.streams.keep_early(&kept);
         }
         Ok(Body(fields))
     }

@@ -35,7 +35,7 @@ impl From<ApiError> for AnthropicError {
 }
 
 /// Returns the error as Anthropic's clients read it.
-fn body(error: &ApiError) -> Value {
+pub(crate) fn body(error: &ApiError) -> Value {
     let kind = match error.status {
         StatusCode::UNAUTHORIZED => "authentication_error",
         StatusCode::FORBIDDEN => "permission_error",

@@ -76,9 +76,9 @@ impl Fields {
         has_it
     }
 
-    /// Whether the client asks for a stream.
-    pub(crate) fn asks_for_stream(&self) -> bool {
-        self.0.get("stream") == Some(&Value::Bool(true))
+    /// Whether the client asks for a stream; `None` if it does not say.
+    pub(crate) fn asks_for_stream(&self) -> Option<bool> {
+        self.0.get("stream").and_then(Value::as_bool)
     }
 
     /// Sets a field, unless it is there. One that is null counts as missing.

@@ -2,7 +2,7 @@
 //! `GET /v1/stream?conv_id=ID&from=BYTES` reads it from an offset, and `DELETE` ends it.
 //!
 //! The handler of such a request runs on a task of its own, so it goes on when the connection ends, also while the model is
-//! loaded.
+//! loaded, unless an older stream has its id until then. A stream that is not kept goes to its client directly.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,12 +22,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
+use crate::anthropic;
 use crate::app::{App, Body};
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::stream::Out;
 use crate::serving::lifecycle::{Phase, Phases};
-use crate::serving::resume::{Kept, Read, Reader, Streams, Unreadable};
+use crate::serving::resume::{Kept, MAX_READERS, Read, Reader, Streams, Unreadable};
 
 /// Says that a stream is to be kept, and under which id.
 const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
@@ -54,10 +55,11 @@ pub(crate) async fn keep(
             return ApiError::bad(what).into_response();
         }
     };
-    let caller = request.extensions_mut().get_mut::<Caller>();
-    let owner = caller.as_ref().and_then(|caller| caller.owner());
-    let (kept, reader) = Streams::open(&owner, &id);
-    if let Some(caller) = caller {
+    let caller = request.extensions().get::<Caller>();
+    let owner = caller.and_then(Caller::owner);
+    let route = request.uri().path();
+    let (kept, reader) = Streams::open(&owner, &id, route);
+    if let Some(caller) = request.extensions_mut().get_mut::<Caller>() {
         caller.kept = Some(Arc::clone(&kept));
     }
     let (to_client, answer) = oneshot::channel();
@@ -76,7 +78,7 @@ pub(crate) async fn keep(
     // The client reads from here on: it has left when this is dropped.
     match answer.await {
         Ok(Answer::Stream(head)) => Response::from_parts(head, body(reader)),
-        Ok(Answer::Whole(response)) => response,
+        Ok(Answer::NotKept(response)) => response,
         Err(_) => ApiError::internal("the request has failed").into_response(),
     }
 }
@@ -85,8 +87,8 @@ pub(crate) async fn keep(
 enum Answer {
     /// The head of a stream that is kept.
     Stream(Parts),
-    /// What is no stream, and not kept.
-    Whole(Response),
+    /// What is no stream, or not kept.
+    NotKept(Response),
 }
 
 /// A request whose stream may be kept. Dropping it forgets the stream.
@@ -125,22 +127,30 @@ impl Work {
         let response = response.unwrap_or_else(|| cancelled().into_response());
         let is_stream =
             response.status().is_success() && response.body().size_hint().exact().is_none();
-        if !is_stream {
-            let _ = client.send(Answer::Whole(response));
+        if !is_stream || !self.kept.goes_on() {
+            let _ = client.send(Answer::NotKept(response));
             return false;
         }
         let (head, mut body) = response.into_parts();
         self.kept.set_head(head.headers.clone());
         // A client that has left may come back.
         let _ = client.send(Answer::Stream(head));
+        let (app, kept) = (Arc::clone(&self.app), Arc::clone(&self.kept));
         while let Some(frame) = self.unless_abandoned(body.frame()).await {
             match frame {
                 Some(Ok(frame)) => {
                     let bytes = frame.data_ref().map_or(&[][..], |bytes| bytes);
-                    self.app.streams.append(&self.kept, bytes);
+                    app.streams.append(&kept, bytes);
+                    if self
+                        .unless_abandoned(app.streams.room(&kept))
+                        .await
+                        .is_none()
+                    {
+                        return false;
+                    }
                 }
                 None | Some(Err(_)) => {
-                    self.kept.complete();
+                    kept.complete();
                     return true;
                 }
             }
@@ -163,7 +173,7 @@ fn body(reader: Reader) -> axum::body::Body {
             Read::Bytes(bytes) => (bytes, Some(reader)),
             Read::Lost => {
                 let mut out = Out::default();
-                out.data(&lost().body());
+                tell(&lost(), reader.kept().route(), &mut out);
                 (out.take().into(), None)
             }
             Read::End => return None,
@@ -174,8 +184,27 @@ fn body(reader: Reader) -> axum::body::Body {
 }
 
 fn lost() -> ApiError {
-    let what = "the stream does not have this offset any more; send the request again";
+    let what =
+        "the stream was ended, or does not have this offset any more; send the request again";
     ApiError::field("from", what).code("offset_lost")
+}
+
+/// Adds an error to a stream in the form of its route.
+fn tell(error: &ApiError, route: &str, out: &mut Out) {
+    match route {
+        route if route.starts_with("/v1/messages") => out.event("error", &anthropic::body(error)),
+        "/v1/responses" | "/responses" => {
+            let body = json!({
+                "type": "error",
+                "code": error.code,
+                "message": error.message,
+                "param": error.param,
+            });
+            out.event("error", &body);
+        }
+        route if route.starts_with("/api/") => out.line(&json!({ "error": error.message })),
+        _ => out.data(&error.body()),
+    }
 }
 
 /// Which stream is meant, and from which byte on.
@@ -211,6 +240,10 @@ pub(super) async fn resume(
                         .retry_after(1)
                 }
                 Unreadable::Offset => lost(),
+                Unreadable::Readers => {
+                    let what = format!("the stream has {MAX_READERS} readers; end one of them");
+                    ApiError::new(StatusCode::TOO_MANY_REQUESTS, what).code("too_many_readers")
+                }
             })?;
     let mut response = Response::new(body(reader));
     *response.headers_mut() = headers;

@@ -15,6 +15,7 @@ use rocmforge_engine::{FinishReason, Request};
 
 use super::lifecycle::UnderWay;
 use super::model::Served;
+use super::resume::{Kept, Streams};
 use crate::http::connection::Connection;
 use crate::http::error::{ApiError, whole_seconds};
 use crate::http::keys::Place;
@@ -52,6 +53,8 @@ pub(crate) struct Ticket {
     pub(crate) connection: Connection,
     /// Its span, if spans are sent anywhere.
     pub(crate) trace: Option<Trace>,
+    /// Its stream, if its client wants it to be kept.
+    pub(crate) stream: Option<(Arc<Streams>, Arc<Kept>)>,
 }
 
 impl Ticket {
@@ -192,9 +195,12 @@ impl Choices {
         self.totals
     }
 
-    /// Notes that the answers are streamed.
+    /// Notes that the answers are streamed, and keeps the stream if the client wants it.
     pub(crate) fn are_streamed(&self) {
         self.ticket.listed.streams();
+        if let Some((streams, kept)) = &self.ticket.stream {
+            streams.keep(kept);
+        }
     }
 
     /// Lets go of an answer that has ended; returns whether it had not been let go of.
@@ -498,6 +504,7 @@ mod tests {
             listed: Arc::<Requests>::default().begin(asked, String::new),
             trace: None,
             connection: Connection::default(),
+            stream: None,
         };
         lifecycle.enter(Phase::Draining);
         assert!(matches!(ticket.cause(), Cause::Client));

@@ -1,6 +1,8 @@
 //! Streams that clients read again.
 
 use std::collections::HashSet;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -98,6 +100,47 @@ fn a_stream_ends_when_its_client_says_so_or_asks_again() {
     assert_eq!(server.metric("rocmforge_aborts_total"), 2.0);
     check_end(&server.get(&stream(0)));
     drop(old);
+}
+
+#[test]
+fn a_refused_request_ends_no_stream() {
+    let server = TestServer::start(local(), vec![forge_mini(small())]);
+    let send = |path: &str, body: &Value| server.send(path, body.to_string().as_bytes(), &KEEP);
+    send(COMPLETIONS, &request(3)).events();
+    let mut wrong = request(3);
+    wrong["logprobs"] = 1000.into();
+    send(COMPLETIONS, &wrong).error(400);
+    check_end(&server.get(&stream(0)));
+    // A stream of Ollama need not be asked for.
+    let options = json!({"num_predict": 3});
+    let body = json!({"model": "forge-mini", "prompt": "a", "raw": true, "options": options});
+    let lines = send("/api/generate", &body).text;
+    assert!(lines.lines().count() > 1, "{lines}");
+    assert_eq!(server.get(&stream(0)).text, lines);
+}
+
+#[test]
+fn a_stream_has_few_readers_and_tells_them_of_its_end() {
+    let server = TestServer::start(local(), vec![forge_mini(roomy())]);
+    let mut first = server.lines(COMPLETIONS, &request(100_000), &KEEP);
+    first.next().unwrap();
+    let address = server.url.trim_start_matches("http://");
+    let others: Vec<BufReader<TcpStream>> = (1..4)
+        .map(|_| {
+            let mut connection = TcpStream::connect(address).unwrap();
+            let head = format!("GET {} HTTP/1.1\r\nhost: localhost\r\n\r\n", stream(0));
+            connection.write_all(head.as_bytes()).unwrap();
+            let mut reader = BufReader::new(connection);
+            reader.read_line(&mut String::new()).unwrap();
+            reader
+        })
+        .collect();
+    let error = server.get(&stream(0)).error(429);
+    assert_eq!(error["code"], "too_many_readers");
+    assert_eq!(server.ask("DELETE", &stream(0), &[]).status, 204);
+    let last = first.filter(|line| !line.is_empty()).last().unwrap();
+    assert!(last.contains("offset_lost"), "{last}");
+    drop(others);
 }
 
 #[test]
