@@ -26,6 +26,8 @@ use crate::serving::slot::Offer;
 
 /// Time for the errors of requests after their model has failed.
 const LAST_ERRORS: Duration = Duration::from_secs(2);
+/// Time for the last spans of requests.
+const MAX_SENDING_TIME: Duration = Duration::from_secs(5);
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
@@ -224,7 +226,8 @@ impl Server {
         };
         if let (Some(traces), Some(sending)) = (&self.app.traces, sending) {
             traces.end();
-            let _ = sending.await;
+            // A collector that does not answer holds nothing up; what it has not got is lost.
+            let _ = tokio::time::timeout(MAX_SENDING_TIME, sending).await;
         }
         ended
     }
