@@ -188,6 +188,7 @@ impl Sequence {
     /// Returns tokens that come next whatever is chosen, and lets a step in flight that chooses the first of them choose in
     /// vain. None where the choice itself has a result: log-probabilities, or the state of the sampler.
     pub(crate) fn take_forced(&mut self, is_worth: impl FnOnce(usize) -> bool) -> Vec<TokenId> {
+        let is_too_short = self.is_too_short();
         let (request, pending) = (&self.request, &mut self.pending);
         let has_result = request.logprobs.is_some() || request.sampling.mirostat.is_some();
         let Some(constrained) = self.constrained.as_mut().filter(|_| !has_result) else {
@@ -196,7 +197,9 @@ impl Sequence {
         let forced = constrained.forced();
         let biases = &request.sampling.logit_bias;
         let has_bias = |id: &TokenId| biases.iter().any(|(other, _)| other == id);
-        if !is_worth(forced.len()) || forced.iter().any(has_bias) {
+        // Such a token would not be chosen yet.
+        let is_early = |id: &TokenId| is_too_short && request.stop_ids.contains(id);
+        if !is_worth(forced.len()) || forced.iter().any(|id| has_bias(id) || is_early(id)) {
             return Vec::new();
         }
         if let Some(pending) = pending.take() {

@@ -166,7 +166,7 @@ impl Engine {
     /// recorded the usual ones takes longer for it, and all sequences wait.
     fn forced(&mut self, member: Member) -> Vec<TokenId> {
         let n_others = match self.executor.info().graphs {
-            true => self.scheduler.n_running() - 1,
+            true => self.scheduler.n_running().saturating_sub(1),
             false => 0,
         };
         let is_worth = |n: usize| n >= 2 && n_others <= 2 * (n - 1);

@@ -97,7 +97,9 @@ impl Step {
                 n_prefill,
             } = self.record.load;
             let left = self.prefill.n_tokens.saturating_sub(n_prefill);
-            n = n.min(left).min(self.prefill.n_of_one);
+            // One that generates goes on, also with forced tokens, which count as those of a prompt.
+            let least = usize::from(sequence.n_generated() > 0);
+            n = n.min(left.min(self.prefill.n_of_one).max(least));
             let n_to_come = self.prefill.n_decoding.saturating_sub(n_decoding);
             max_outputs = max_outputs.saturating_sub(n_to_come);
         }
