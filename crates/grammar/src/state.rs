@@ -1,5 +1,6 @@
 //! The state of a grammar in one sequence.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use llguidance::Matcher;
@@ -13,6 +14,10 @@ use crate::vocabulary::Vocabulary;
 pub struct State {
     matcher: Matcher,
     vocabulary: Arc<Vocabulary>,
+    /// Tokens that come next whatever is chosen, as far as the last mask has shown.
+    forced: VecDeque<TokenId>,
+    /// Whether forced tokens are looked for: no limit was reached with that.
+    looks_ahead: bool,
 }
 
 impl State {
@@ -20,6 +25,30 @@ impl State {
         State {
             matcher,
             vocabulary,
+            forced: VecDeque::new(),
+            looks_ahead: true,
+        }
+    }
+
+    /// Finds the tokens that come next whatever is chosen of `allowed`, if it is worth a look. It is looked at in a copy, so
+    /// that a limit which is reached there changes nothing.
+    fn find_forced(&mut self, allowed: &[u32]) -> Vec<TokenId> {
+        let ids = allowed.iter().enumerate().flat_map(|(at, &word)| {
+            let bits = (0..32).filter(move |bit| word >> bit & 1 == 1);
+            bits.map(move |bit| 32 * at as TokenId + bit)
+        });
+        let mut firsts = ids.map(|id| self.vocabulary.tokenizer.token_bytes(id).first());
+        let first = firsts.next().flatten();
+        // One that leads elsewhere comes early in most masks.
+        if !self.looks_ahead || first.is_none() || firsts.any(|other| other != first) {
+            return Vec::new();
+        }
+        let mut copy = self.matcher.deep_clone();
+        let text = copy.compute_ff_bytes();
+        self.looks_ahead = !copy.is_error();
+        match text.len() < 2 || !self.looks_ahead {
+            true => Vec::new(),
+            false => self.vocabulary.tokens_within(&text),
         }
     }
 
@@ -37,7 +66,12 @@ impl State {
 
 impl Clone for State {
     fn clone(&self) -> State {
-        State::new(self.matcher.deep_clone(), Arc::clone(&self.vocabulary))
+        State {
+            matcher: self.matcher.deep_clone(),
+            vocabulary: Arc::clone(&self.vocabulary),
+            forced: self.forced.clone(),
+            looks_ahead: self.looks_ahead,
+        }
     }
 }
 
@@ -49,7 +83,12 @@ impl Constraint for State {
         for (allowed, (found, text)) in allowed.iter_mut().zip(words) {
             *allowed = found & text;
         }
-        if self.is_accepting()? {
+        let is_accepting = self.is_accepting()?;
+        self.forced = match is_accepting {
+            true => VecDeque::new(),
+            false => self.find_forced(allowed).into(),
+        };
+        if is_accepting {
             for &end in &self.vocabulary.ends {
                 if let Some(word) = allowed.get_mut(end as usize / 32) {
                     *word |= 1 << (end % 32);
@@ -64,6 +103,9 @@ impl Constraint for State {
 
     fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError> {
         self.matcher.consume_token(token).map_err(failed)?;
+        if self.forced.pop_front() != Some(token) {
+            self.forced.clear();
+        }
         match self.matcher.is_stopped() {
             true => Ok(Progress::Complete),
             false => Ok(Progress::Open),
@@ -71,11 +113,7 @@ impl Constraint for State {
     }
 
     fn forced(&mut self) -> Vec<TokenId> {
-        let text = self.matcher.compute_ff_bytes();
-        match text.len() < 2 {
-            true => Vec::new(),
-            false => self.vocabulary.tokens_within(&text),
-        }
+        self.forced.iter().copied().collect()
     }
 
     fn clone_box(&self) -> Box<dyn Constraint> {

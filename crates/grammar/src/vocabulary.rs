@@ -20,7 +20,7 @@ pub struct Vocabulary {
     pub(crate) text: Vec<u32>,
     /// The tokens that end the generation.
     pub(crate) ends: Vec<TokenId>,
-    tokenizer: Arc<Tokenizer>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
 }
 
 impl Vocabulary {

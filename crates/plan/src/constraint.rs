@@ -24,8 +24,8 @@ pub trait Constraint: Send {
     /// The token may not come next, or a limit is reached.
     fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError>;
 
-    /// Returns tokens whose text comes next whatever is chosen; none if that is not known. They are not taken. Others with the
-    /// same text may be allowed, too.
+    /// Returns tokens whose text comes next whatever is chosen; none if that is not known, as before the first mask. They are
+    /// not taken. Others with the same text may be allowed, too. Takes no time: what there is to compute is part of `mask`.
     fn forced(&mut self) -> Vec<TokenId> {
         Vec::new()
     }

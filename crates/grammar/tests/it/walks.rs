@@ -79,6 +79,8 @@ fn forced_tokens_have_the_only_text() {
         let grammar = compile(&model, &schema);
         let (mut plain, mut asked) = (grammar.start(), grammar.start());
         for _ in 0..20 {
+            let allowed = model.mask(&mut plain).ids();
+            assert_eq!(model.mask(&mut asked).ids(), allowed, "{schema}");
             let forced = asked.forced();
             n_forced += usize::from(!forced.is_empty());
             n_tokens += forced.len();
@@ -99,11 +101,13 @@ fn forced_tokens_have_the_only_text() {
                 }
                 way.accept(forced[at]).unwrap();
             }
-            let allowed = model.mask(&mut plain).ids();
-            assert_eq!(model.mask(&mut asked).ids(), allowed, "{schema}");
             let id = allowed[random.below(allowed.len())];
             let progress = plain.accept(id).unwrap();
             assert_eq!(asked.accept(id).unwrap(), progress);
+            // What is left of them after the first one is forced, too.
+            let is_first = forced.first() == Some(&id);
+            let rest: &[TokenId] = if is_first { &forced[1..] } else { &[] };
+            assert_eq!(asked.forced(), rest);
             if progress == Progress::Complete {
                 break;
             }
@@ -113,7 +117,9 @@ fn forced_tokens_have_the_only_text() {
     assert!(n_tokens > 12, "{n_tokens}");
     // Of a long text, the beginning.
     let long = model.compile(&Source::Choice(vec!["ab ".repeat(1000)]));
-    let forced = long.start().forced();
+    let mut long = long.start();
+    model.mask(&mut long);
+    let forced = long.forced();
     let bytes = forced
         .iter()
         .map(|&id| model.tokenizer.token_bytes(id).len());
