@@ -173,7 +173,7 @@ fn body(reader: Reader) -> axum::body::Body {
             Read::Bytes(bytes) => (bytes, Some(reader)),
             Read::Lost => {
                 let mut out = Out::default();
-                tell(&lost(), reader.kept().route(), &mut out);
+                tell(&lost(), reader.kept().path(), &mut out);
                 (out.take().into(), None)
             }
             Read::End => return None,

@@ -342,7 +342,7 @@ impl Kept {
     }
 
     /// Returns the route of its request.
-    pub(crate) fn route(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         &self.route
     }
 

@@ -46,9 +46,18 @@ pub(crate) fn lazy(name: &str, bytes: u64, loads: &Arc<Loads>) -> Offer {
             let start = move |_| {
                 let options = ServeOptions::default();
                 let mut in_memory = loads.in_memory.lock().unwrap();
-                in_memory.retain(|model| model.strong_count() > 0);
                 loads.n.fetch_add(1, Ordering::SeqCst);
-                let n_others = in_memory.len();
+                let mut n_others = || {
+                    in_memory.retain(|model| model.strong_count() > 0);
+                    in_memory.len()
+                };
+                // An answer that has ended may hold its tokenizer for a moment more.
+                let most = loads.most_at_once.load(Ordering::SeqCst);
+                let end = Instant::now() + Duration::from_millis(500);
+                while n_others() > 0 && n_others() >= most && Instant::now() < end {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                let n_others = n_others();
                 loads.most_at_once.fetch_max(n_others + 1, Ordering::SeqCst);
                 let model = loaded(FORGE_MINI.as_ref(), Purpose::Text, roomy(), options);
                 in_memory.push(Arc::downgrade(&model.tokenizer));
