@@ -373,10 +373,7 @@ fn check_on(name: &str, case: &Case, chosen: fn(&Gpu) -> bool) {
         .into_iter()
         .filter(|variant| !usual.contains(variant))
         .collect();
-    for gpu in common::gpus_with(&others)
-        .into_iter()
-        .filter(|gpu| chosen(gpu))
-    {
+    for gpu in common::gpus_with(&others).filter(chosen) {
         let in_halves = Cell::new(false);
         let run = |gpu: &Gpu| {
             let (out, are_rounded) = data.run_and_tell(gpu, case);
