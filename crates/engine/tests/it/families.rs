@@ -10,12 +10,11 @@ use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::{FeedForward, Model};
 use rocmforge_plan::KvType;
 use rocmforge_runtime::check::{self, Coverage, OpCheck};
-use rocmforge_runtime::gpu::{GpuConfig, image_targets};
 use rocmforge_testkit::models::families;
 use rocmforge_testkit::models::prompt;
 
 use crate::common::cases::for_each_family;
-use crate::common::{device, exact_gpu, logits, read_json};
+use crate::common::{device, exact_gpu, hopper, logits, read_json};
 
 fn load(name: &str, ty: GgmlType, n_layers: Option<usize>) -> Model {
     let writer = match n_layers {
@@ -115,14 +114,7 @@ fn families_on_a_gpu_match_the_cpu(name: &str) {
 /// Attention that a Hopper GPU computes in f16 has a bound of its own.
 #[test]
 fn attention_in_f16_passes_the_check() {
-    if !image_targets().contains(&"host-nv") {
-        println!("skipped: built without the target host-nv");
-        return;
-    }
-    let hopper = GpuConfig {
-        id: Some("host:nv".parse().unwrap()),
-        ..GpuConfig::default()
-    };
+    let Some(hopper) = hopper() else { return };
     let model = load("laguna", GgmlType::F16, Some(2));
     let tokens = prompt(30, model.config.n_vocab);
     let config = device::config(&Device::Gpu(hopper));

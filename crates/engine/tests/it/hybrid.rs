@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::cases::test_cases;
 use crate::common::device::{config, difference, generate, model};
-use crate::common::{greedy, load as load_file, logits, models, test_gpu};
+use crate::common::{greedy, hopper, load as load_file, logits, models, test_gpu};
 use rocmforge_engine::{Device, Engine, EngineConfig, EngineError, Event, PrefixSharing, Request};
 use rocmforge_gguf::GgmlType;
 use rocmforge_model::Model;
@@ -16,7 +16,7 @@ use rocmforge_plan::SamplingParams;
 use rocmforge_plan::{Fusion, Side};
 use rocmforge_runtime::check;
 use rocmforge_runtime::check::{Coverage, OpCheck, SelfCheck};
-use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload, image_targets};
+use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
 use rocmforge_runtime::times::{StepObserver, StepPart, StepTimes};
 
 fn with(gpu: &GpuConfig, layers: GpuLayers, experts: Experts) -> Device {
@@ -239,14 +239,7 @@ fn every_operation_passes_the_check(
 /// Products that a Hopper GPU computes in f16 have the bound of f16, also if it has only some of the layers.
 #[test]
 fn products_in_f16_pass_the_check() {
-    if !image_targets().contains(&"host-nv") {
-        println!("skipped: built without the target host-nv");
-        return;
-    }
-    let hopper = GpuConfig {
-        id: Some("host:nv".parse().unwrap()),
-        ..GpuConfig::default()
-    };
+    let Some(hopper) = hopper() else { return };
     for (name, op) in [
         ("qwen3", "matmul"),
         ("qwen3moe", "expert_matmul"),

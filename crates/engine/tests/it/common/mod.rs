@@ -71,6 +71,18 @@ pub(crate) fn test_gpu() -> Option<GpuConfig> {
     })
 }
 
+/// Returns the emulated GPU with Hopper's kernels. Prints that the test is skipped if this build has none.
+pub(crate) fn hopper() -> Option<GpuConfig> {
+    if !gpu::image_targets().contains(&"host-nv") {
+        println!("skipped: built without the target host-nv");
+        return None;
+    }
+    Some(GpuConfig {
+        id: Some("host:nv".parse().unwrap()),
+        ..GpuConfig::default()
+    })
+}
+
 /// Like [`test_gpu`], for comparisons near the error of f32.
 pub(crate) fn exact_gpu() -> Option<GpuConfig> {
     let mut gpu = test_gpu()?;
