@@ -85,20 +85,24 @@ template <typename F> struct HalfScales {
     }
 };
 
-template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
+template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 GROUPS = 2, ROWS = N, OUTS = 64 * GROUPS, THREADS = 128 * GROUPS, ELEMENTS = N / 2;
-    using Slots = Ring<STEPS, N * wgmma::STEP * 2>;
+    // Steps of x in a slot of the ring: of few rows both of a round, because waiting costs more than multiplying.
+    static constexpr u32 PER_SLOT = N <= 128 ? 2 : 1, STEP_BYTES = N * wgmma::STEP * 2;
+    using Slots = Ring<SLOTS, PER_SLOT * STEP_BYTES>;
     using Coming = Chunks<F, THREADS, DEPTH>;
     // Blocks that a processor runs at once.
     static constexpr u32 BLOCKS = N <= 64 ? 2 : 1;
     static constexpr u32 SHARED_BYTES = Slots::SHARED + Coming::SHARED;
     // Values of k of a round, and floats of the sums of a tile.
     static constexpr u32 ROUND = 128, SUMS = THREADS * ELEMENTS;
+    // Elements whose loads are under way together when a tile is stored.
+    static constexpr u32 BATCH = min_of(ELEMENTS, 32u);
     // Whether tiles of experts may be smaller.
     static constexpr bool MANY = N == 128;
-    // A slot is filled again this many steps after its last use, so that the first wave need not wait for the others.
-    static constexpr u32 LAG = 2, FILLED = STEPS - LAG;
-    static_assert(STEPS >= 4, "copies are under way while a step is multiplied");
+    // A slot is filled again two steps after its last use, so that the first wave need not wait for the others.
+    static constexpr u32 FILLED = SLOTS - 2 / PER_SLOT;
+    static_assert(FILLED >= 2, "copies are under way while a step is multiplied");
 
     // Rounds [first, end) of a tile.
     struct Segment {
@@ -115,17 +119,18 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
     // The rows of weights of a segment, how many chunks they have, and the segment's end.
     Block<F, Planes> rows[2];
     u32 n, last_round;
-    // The next step's and the next filled step's places in the ring.
+    // The places in the ring of the slot that is read next and of the one that is filled next.
     u32 at = 0, pass = 0, filled = 0, filled_pass = 0;
     float acc[ELEMENTS];
 
     DEV_MEMBER Half(const HalfParams& params, u8* shared) : p(params), ring{shared}, coming{shared + Slots::SHARED} {}
 
-    // Fills the next slot with step `step` of the segment.
-    DEV_MEMBER void fill(const Segment& s, const Rows& x, u32 step) {
-        const u64 octet = (u64)(2 * s.first + step) * p.n_octets + x.octet;
-        ring.fill(filled, filled_pass, p.x + octet * wgmma::OCTET_BYTES, div_up(x.n, 8) * wgmma::OCTET_BYTES);
-        if (++filled == STEPS) filled = 0, filled_pass++;
+    // Fills the next slot with the steps of slot `i` of the segment.
+    DEV_MEMBER void fill(const Segment& s, const Rows& x, u32 i) {
+        const u64 octet = (u64)(2 * s.first + PER_SLOT * i) * p.n_octets + x.octet;
+        ring.template fill<PER_SLOT>(filled, filled_pass, p.x + octet * wgmma::OCTET_BYTES,
+                                     (u64)p.n_octets * wgmma::OCTET_BYTES, div_up(x.n, 8) * wgmma::OCTET_BYTES);
+        if (++filled == SLOTS) filled = 0, filled_pass++;
     }
 
     // The first output of a thread.
@@ -174,12 +179,17 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
         coming.end();
     }
 
-    // acc = the product of a segment whose weights are on their way, of M rows.
+    // Begins the copies of a segment's first steps of x.
+    DEV_MEMBER void start_rows(const Segment& s) {
+        if (uniform(wave()) > 0) return;
+        const Rows x = place_of(s.tile).rows;
+        for (u32 i = 0; i < min_of(FILLED, 2 / PER_SLOT * (s.end - s.first)); i++) fill(s, x, i);
+    }
+
+    // acc = the product of a segment whose weights and rows are on their way, of M rows.
     template <u32 M> DEV_MEMBER void multiply(const Rows& x, const Segment& s, float up) {
-        const u32 n_steps = 2 * (s.end - s.first);
+        const u32 n_slots = 2 / PER_SLOT * (s.end - s.first);
         const bool first_wave = uniform(wave()) == 0;
-        if (first_wave)
-            for (u32 step = 0; step < min_of(FILLED, n_steps); step++) fill(s, x, step);
         float(&sums)[M / 2] = (float(&)[M / 2]) acc;
 #pragma unroll
         for (u32 e = 0; e < M / 2; e++) sums[e] = 0.0f;
@@ -202,18 +212,20 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
                     const u32 word = 4 * h + i / 4, row = i % 2;
                     a[h][i / 4][i % 4] = scales[row].pair(codes[row][word], word, i % 4 / 2);
                 }
-                const u32 step = 2 * (round - s.first) + h;
-                ring.wait(at, pass);
+                const u32 in_slot = h % PER_SLOT, i_slot = (2 * (round - s.first) + h) / PER_SLOT;
+                if (in_slot == 0) ring.wait(at, pass);
+                const u8* x_step = ring.slot(at) + in_slot * STEP_BYTES;
                 wgmma::begin();
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) wgmma::mac(sums, a[h][i], ring.slot(at) + i * wgmma::ALONG_STEP);
+                for (u32 i = 0; i < 4; i++) wgmma::mac(sums, a[h][i], x_step + i * wgmma::ALONG_STEP);
                 wgmma::end();
                 // The step before is done.
                 wgmma::wait<1>();
-                if (step > 0) ring.release(before);
+                if (in_slot == 0 && i_slot > 0) ring.release(before);
+                if (in_slot + 1 < PER_SLOT) continue;
                 before = at;
-                if (first_wave && step + FILLED < n_steps) fill(s, x, step + FILLED);
-                if (++at == STEPS) at = 0, pass++;
+                if (first_wave && i_slot + FILLED < n_slots) fill(s, x, i_slot + FILLED);
+                if (++at == SLOTS) at = 0, pass++;
             }
         }
         wgmma::wait<0>();
@@ -277,34 +289,50 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
         return true;
     }
 
-    DEV_MEMBER void store(const Place& at, float down) const {
+    // The row of an element in its tile, and its output after a thread's first.
+    DEV_MEMBER static u32 row_of(u32 e) { return lane() % 4 * 2 + e / 4 * 8 + e % 2; }
+    DEV_MEMBER static u32 out_of(u32 e) { return e / 2 % 2 * 8; }
+
+    DEV_MEMBER void store(const Place& at, float down) {
         const HalfProduct& product = at.product;
-        const u32 own_out = first_out(at.out_tile), in_tile = lane() % 4 * 2;
-        const bool add = product.mode & ADD;
+        const u32 own_out = first_out(at.out_tile);
         float bias[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
             bias[i] = product.bias && own_out + 8 * i < product.w.n_out ? product.bias[own_out + 8 * i] : 0.0f;
+        const u32 n_out = product.w.n_out, last_row = at.rows.n - 1;
+        float* const out = product.out + (u64)at.rows.first * n_out;
+        const float* factors = p.factors + at.rows.first;
+        // Loads are not conditional, and come before the stores of a batch, so that none waits for another: of what is not
+        // there, the last one is loaded.
 #pragma unroll
-        for (u32 e = 0; e < ELEMENTS; e++) {
-            const u32 o = own_out + e / 2 % 2 * 8, i = in_tile + e / 4 * 8 + e % 2, row = at.rows.first + i;
-            if (i >= at.rows.n || o >= product.w.n_out) continue;
-            const float v = acc[e] * down * p.factors[row] + bias[e / 2 % 2];
-            float* to = product.out + (u64)row * product.w.n_out + o;
-            *to = add ? *to + v : v;
+        for (u32 first = 0; first < ELEMENTS; first += BATCH) {
+#pragma unroll
+            for (u32 e = first; e < first + BATCH; e++)
+                acc[e] = fma(acc[e] * down, factors[min_of(row_of(e), last_row)], bias[e / 2 % 2]);
+            if (product.mode & ADD) {
+#pragma unroll
+                for (u32 e = first; e < first + BATCH; e++)
+                    acc[e] += out[(u64)min_of(row_of(e), last_row) * n_out + min_of(own_out + out_of(e), n_out - 1)];
+            }
+#pragma unroll
+            for (u32 e = first; e < first + BATCH; e++)
+                if (row_of(e) <= last_row && own_out + out_of(e) < n_out)
+                    out[(u64)row_of(e) * n_out + own_out + out_of(e)] = acc[e];
         }
     }
 
-    DEV_MEMBER void take(const Segment& s) {
-        float up;
-        {
-            const Place at = place_of(s.tile);
-            const Weights& w = at.product.w;
-            up = ((const Range*)Block<F, Planes>::end(w, w.data))->up();
-            if (MANY && p.tiles && at.rows.n <= 32) multiply<32>(at.rows, s, up);
-            else if (MANY && p.tiles && at.rows.n <= 64) multiply<64>(at.rows, s, up);
-            else multiply<N>(at.rows, s, up);
-        }
+    // acc = the product of a segment, divided by 2^-b of its matrix (range.h). Returns 2^(24 + b).
+    DEV_MEMBER float multiply(const Segment& s) {
+        const Place at = place_of(s.tile);
+        const Weights& w = at.product.w;
+        const float up = ((const Range*)Block<F, Planes>::end(w, w.data))->up();
+        if (MANY && p.tiles && at.rows.n <= 32) multiply<32>(at.rows, s, up);
+        else if (MANY && p.tiles && at.rows.n <= 64) multiply<64>(at.rows, s, up);
+        else multiply<N>(at.rows, s, up);
+        return up;
+    }
+    DEV_MEMBER void finish(const Segment& s, float up) {
         const bool whole = s.first == 0 && s.end == n_rounds();
         if (!whole && !join_blocks(s)) return;
         // Found again, so that it takes no registers before.
@@ -337,10 +365,16 @@ template <typename F, u32 N, u32 STEPS, u32 DEPTH> struct Half {
         ring.start(THREADS / WARP_SIZE);
         wait_for_predecessor();
         let_successor_start();
+        start_rows(s);
         for (;;) {
-            take(s);
-            if (!next(s, tile, round, end, n_whole)) return;
-            start(s);
+            const float up = multiply(s);
+            Segment after;
+            const bool is_last = !next(after, tile, round, end, n_whole);
+            // Its weights and rows come while the sums are stored.
+            if (!is_last) start(after), start_rows(after);
+            finish(s, up);
+            if (is_last) return;
+            s = after;
         }
     }
 };

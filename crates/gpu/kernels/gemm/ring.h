@@ -35,16 +35,19 @@ template <u32 SLOTS, u32 BYTES> struct Ring {
         }
         barrier();
     }
-    // Called by the first wave: waits until the slot is free and begins to fill its first `n` bytes,
-    // at least one piece of 16.
-    DEV_MEMBER void fill(u32 i, u32 pass, const u8* from, u32 n) const {
+    // Called by the first wave: waits until the slot is free and begins to fill it: of each of its PARTS equal parts, the
+    // first `n` bytes, at least one piece of 16. `stride`: bytes from what a part gets to what the next one gets.
+    template <u32 PARTS> DEV_MEMBER void fill(u32 i, u32 pass, const u8* from, u64 stride, u32 n) const {
         wait_for(free(i), ~pass & 1);
         if (lane() > 0) return;
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" : : "r"(full(i)), "r"(n) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     :
-                     : "r"(wgmma::shared_address(slot(i))), "l"(from), "r"(n), "r"(full(i))
-                     : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" : : "r"(full(i)), "r"(PARTS * n) : "memory");
+#pragma unroll
+        for (u32 part = 0; part < PARTS; part++)
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                         :
+                         : "r"(wgmma::shared_address(slot(i)) + part * (BYTES / PARTS)), "l"(from + part * stride), "r"(n),
+                           "r"(full(i))
+                         : "memory");
     }
     DEV_MEMBER void wait(u32 i, u32 pass) const { wait_for(full(i), pass & 1); }
     // Called by each wave that reads the slot, when it has done so.
@@ -54,8 +57,10 @@ template <u32 SLOTS, u32 BYTES> struct Ring {
 #else
     // In the emulator copies are done at once, and all waves wait together.
     DEV_MEMBER void start(u32) const {}
-    DEV_MEMBER void fill(u32 i, u32, const u8* from, u32 n) const {
-        for (u32 at = lane() * 16; at < n; at += WARP_SIZE * 16) store16(slot(i) + at, load16(from + at));
+    template <u32 PARTS> DEV_MEMBER void fill(u32 i, u32, const u8* from, u64 stride, u32 n) const {
+        for (u32 part = 0; part < PARTS; part++)
+            for (u32 at = lane() * 16; at < n; at += WARP_SIZE * 16)
+                store16(slot(i) + part * (BYTES / PARTS) + at, load16(from + part * stride + at));
     }
     DEV_MEMBER void wait(u32, u32) const { barrier(); }
     DEV_MEMBER void release(u32) const {}
