@@ -9,10 +9,10 @@
 // and write their sums to device memory. The last block of a tile adds them in the order of k.
 //
 // Of an MoE layer, each block takes tiles of rows of experts, one after the other, whole. All outputs of some rows come
-// before those of the next rows, so that activations are read once. A tile with few rows multiplies no more than 32 or
-// 64.
+// before those of the next rows, so that activations are read once. With 128 rows, a tile with few of them multiplies no
+// more than 32 or 64. With 64 rows, the tiles of the list have 128 rows, and are taken in two parts.
 //
-// Shared memory: STEPS * ROWS * 128 bytes for x; for each round, about 20 KB of weights.
+// Shared memory: SLOTS * PER_SLOT * ROWS * 128 bytes for x; for each round, about 20 KB of weights.
 #pragma once
 #include "gemm/chunks.h"
 #include "gemm/half_tile.h"
@@ -100,6 +100,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 BATCH = min_of(ELEMENTS, 32u);
     // Whether tiles of experts may be smaller.
     static constexpr bool MANY = N == 128;
+    // Tiles of experts in a tile of the list.
+    static constexpr u32 PARTS = N == 64 ? 2 : 1;
     // A slot is filled again two steps after its last use, so that the first wave need not wait for the others.
     static constexpr u32 FILLED = SLOTS - 2 / PER_SLOT;
     static_assert(FILLED >= 2, "copies are under way while a step is multiplied");
@@ -143,6 +145,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         Rows rows;
         float scale;
     };
+    // The first row of a tile of experts in its tile of the list.
+    DEV_MEMBER u32 first_row_of(u32 tile) const { return tile / p.n_tiles % PARTS * N; }
     DEV_MEMBER Place place_of(u32 tile) const {
         const u32 of_rows = p.tiles ? tile % p.n_tiles : tile;
         HalfProduct product = p.products[0];
@@ -150,12 +154,14 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         if (of_rows >= p.products[2].first_tile) product = p.products[2];
         const u32 in_product = of_rows - product.first_tile;
         if (p.tiles) {
-            const u32 at = tile / p.n_tiles;
+            const u32 at = tile / p.n_tiles / PARTS;
             const ExpertTile e = tile_at(p.tiles, at);
+            const u32 first = first_row_of(tile);
             product.w.data += e.expert * p.expert_bytes;
             if (product.bias) product.bias += e.expert * product.w.n_out;
             const float scale = product.scales ? product.scales[e.expert] : 1.0f;
-            return {product, in_product, {e.first_row, e.n_rows, first_octet(e, at)}, scale};
+            const Rows rows = {e.first_row + first, min_of(N, e.n_rows - first), first_octet(e, at) + first / 8};
+            return {product, in_product, rows, scale};
         }
         const u32 row_tile = in_product % p.n_row_tiles, first = row_tile * N;
         return {product, in_product / p.n_row_tiles, {first, min_of(N, p.n_rows - first), row_tile * (N / 8)}, 1.0f};
@@ -342,7 +348,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
 
     // The next segment of this block: whole tiles, then those that blocks share. `tile` and `round` count what is done.
     DEV_MEMBER bool next(Segment& s, u32& tile, u32& round, u32 end, u32 n_whole) const {
-        if (tile < n_whole) {
+        for (; tile < n_whole; tile += p.n_blocks) {
+            if (PARTS > 1 && p.tiles && first_row_of(tile) >= tile_at(p.tiles, tile / p.n_tiles / PARTS).n_rows) continue;
             s = {tile, 0, n_rounds()};
             tile += p.n_blocks;
             return true;
@@ -357,7 +364,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     DEV_MEMBER void run() {
         // Which weights a block takes depends on the kernels before if they are of experts, else not.
         if (p.tiles) wait_for_predecessor();
-        const u32 n_whole = p.tiles ? tile_at(p.tiles, 0).n_tiles * p.n_tiles : p.n_whole;
+        const u32 n_whole = p.tiles ? tile_at(p.tiles, 0).n_tiles * PARTS * p.n_tiles : p.n_whole;
         u32 tile = bid_x(), round = rounds_before(bid_x()), end = rounds_before(bid_x() + 1);
         Segment s;
         if (!next(s, tile, round, end, n_whole)) return;

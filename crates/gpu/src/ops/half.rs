@@ -39,6 +39,8 @@ const PARTS_TIME: f64 = 0.3;
 /// Of experts with up to this many rows on average, reading the weights limits: products take small tiles of rows, of
 /// which more are under way.
 const FEW_ROWS: usize = 8;
+/// With up to this many rows, nearly all experts fill one of the smaller tiles, of which two run at once.
+const SOME_ROWS: usize = 40;
 /// The tiles of [`TILE_ROWS`] that products of experts take.
 const SMALL: usize = 1;
 const LARGE: usize = 2;
@@ -244,6 +246,7 @@ impl GemmHalves {
         if let Some(experts) = works[0].experts {
             let (kernel, (tile, division)) = match kind_of(&experts.routing) {
                 SMALL => (&kernels.gemm_half_32, few),
+                _ if is_up_to(SOME_ROWS, &experts.routing) => (&kernels.gemm_half_64, some),
                 _ => (&kernels.gemm_half_128, many),
             };
             return Ok((kernel, tile, division));
@@ -405,10 +408,15 @@ pub(super) fn memory<'a>(gpu: &Gpu, works: &[Work<'a>]) -> Option<HalfMemory<'a>
 
 /// Returns the tiles of [`TILE_ROWS`] for products of experts.
 fn kind_of(routing: &Routing<'_>) -> usize {
-    match routing.max_rows() <= FEW_ROWS * routing.n_experts {
+    match is_up_to(FEW_ROWS, routing) {
         true => SMALL,
         false => LARGE,
     }
+}
+
+/// Whether experts have up to `n` rows on average.
+fn is_up_to(n: usize, routing: &Routing<'_>) -> bool {
+    routing.max_rows() <= n * routing.n_experts
 }
 
 /// Returns the octets of activations: of experts, each tile of rows may have one more.

@@ -312,11 +312,12 @@ fn gate_and_up() {
     }
 }
 
-/// Loads for products in f16: tiles of few rows, and of up to 32, 64 and 128.
-const HALF_LOADS: [([usize; 3], Logits); 3] = [
+/// Loads for products in f16: tiles of few rows, of up to 64, of up to 128, and two of up to 64 in one of the list.
+const HALF_LOADS: [([usize; 3], Logits); 4] = [
     ([11, 3, 2], Logits::Random),
     ([37, 3, 2], Logits::Crowd),
     ([150, 4, 2], Logits::Crowd),
+    ([100, 6, 2], Logits::Crowd),
 ];
 
 /// Two products of the same activations, rounded to f16, the second one of a matrix with other experts' between.
