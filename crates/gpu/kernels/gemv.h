@@ -270,7 +270,7 @@ template <u32 ROWS, u32 N, bool IN_TURNS, typename Some> DEV void compute(const 
     }
     value[0] *= job.scale;
     if (job.bias) value[0] += job.bias[row];
-    float* out = job.out + (u64)n * job.w.n_out + row;
+    float* out = job.out + (u64)n * job.out_stride + row;
     if (gated) {
         value[1] *= job.up_scale;
         if (job.up_bias) value[1] += job.up_bias[row];
@@ -310,7 +310,8 @@ template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
     if (p.expert_scales) job.scale = p.expert_scales[tile.expert];
     if (p.up_scales) job.up_scale = p.up_scales[tile.expert];
     skip_values<FORMAT>(job, (u64)tile.first_row * job.w.n_in);
-    job.out += (u64)tile.first_row * job.w.n_out;
+    job.out += (u64)tile.first_row * p.out_stride + tile.expert * p.out_skip;
+    job.out_stride = p.out_stride;
     job.n_rows = N == 1 ? 1 : tile.n_rows;
     if constexpr (N == 1) compute<ROWS, N, false>(job, AllRows{});
     else compute<ROWS, N, false>(job, FirstRows{job.n_rows});

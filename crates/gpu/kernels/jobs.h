@@ -62,8 +62,12 @@ struct One {
     u64 expert_bytes;
     // [n_experts], or null: a factor on each expert's products, before the bias.
     const float* expert_scales;
+    // Row r of expert e is at r * out_stride + e * out_skip floats of out, modulo 2^64.
+    u64 out_skip;
+    u32 out_stride;
+    u32 pad;
     FIELDS(w, x, scales, sums, bias, out, n_rows, mode, split_log, turns_log, first_block, timed, tiles, expert_bytes,
-           expert_scales)
+           expert_scales, out_skip, out_stride, pad)
 };
 
 // What the products of a launch differ in.
@@ -94,7 +98,11 @@ struct Few {
     u64 expert_bytes;
     const float* expert_scales;
     const float* up_scales;
-    FIELDS(x, scales, sums, n_rows, gated, products, tiles, expert_bytes, expert_scales, up_scales)
+    u64 out_skip;
+    u32 out_stride;
+    u32 pad;
+    FIELDS(x, scales, sums, n_rows, gated, products, tiles, expert_bytes, expert_scales, up_scales, out_skip, out_stride,
+           pad)
 };
 
 struct Listed {
@@ -146,6 +154,7 @@ template <bool MAY_GATE> DEV Job job_of(const Few& p, u32 block) {
     job.sums = p.sums;
     job.bias = one.bias;
     job.out = one.out;
+    job.out_stride = one.w.n_out;
     job.n_rows = p.n_rows;
     job.mode = one.mode;
     job.split_log = one.split_log;
@@ -169,6 +178,7 @@ DEV One find(const Listed& p) {
     one.sums = global(one.sums);
     one.bias = global(one.bias);
     one.out = global(one.out);
+    one.out_stride = uniform(one.out_stride);
     one.n_rows = uniform(one.n_rows);
     one.split_log = uniform(one.split_log);
     return one;

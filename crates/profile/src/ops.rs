@@ -174,6 +174,11 @@ fn merged_name(ops: &[Op]) -> &'static str {
         "linear_inputs"
     } else if has(|op| matches!(op, Op::ExpertMatMul { .. })) {
         "expert_gate"
+    } else if has(|op| matches!(op, Op::HeadMatMul { .. })) {
+        match has(|op| matches!(op, Op::KvAppend { .. })) {
+            true => "latent_queries",
+            false => "head_matmul",
+        }
     } else if has(|op| matches!(op, Op::CombineExperts { .. })) {
         "combine_experts"
     } else if has(|op| matches!(op, Op::Quantize { .. })) {

@@ -45,6 +45,7 @@ struct Experts {
         OfExpert own = {p, p.expert_scales ? p.expert_scales[tile.expert] : 1.0f};
         own.w.data += tile.expert * p.expert_bytes;
         if (own.bias) own.bias += tile.expert * own.w.n_out;
+        own.out += tile.expert * p.out_skip;
         own.n_rows = tile.first_row + tile.n_rows;
         take(own, Tile{bid_y() * Mainloop::OUTS, tile.first_row});
     }
@@ -55,7 +56,7 @@ struct Store {
     DEV_MEMBER static void element(const One& one, u32 row, u32 o, float v) {
         if (row >= one.n_rows || o >= one.w.n_out) return;
         if (one.bias) v += one.bias[o];
-        float* to = one.out + (u64)row * one.w.n_out + o;
+        float* to = one.out + (u64)row * one.out_stride + o;
         *to = one.mode & ADD ? *to + v : v;
     }
     DEV_MEMBER static void element(const OfExpert& own, u32 row, u32 o, float v) {

@@ -43,6 +43,9 @@ struct HalfParams {
     // Of an MoE layer, or null; and the bytes from an expert's matrix to the next one's.
     const ExpertTile* tiles;
     u64 expert_bytes;
+    // Of an MoE layer: row r of expert e is at r * out_stride + e * out_skip floats of out, modulo 2^64.
+    u64 out_skip;
+    u32 out_stride;
     u32 n_rows;
     u32 n_octets;
     // Tiles of rows of each block of outputs; all tiles, of an MoE layer of one tile of rows; those that are not
@@ -52,9 +55,10 @@ struct HalfParams {
     u32 n_whole;
     u32 n_blocks;
     // Unused ones begin after the last tile. All have the same n_in.
+    u32 pad;
     HalfProduct products[FEW];
-    FIELDS(x, factors, parts, counters, tiles, expert_bytes, n_rows, n_octets, n_row_tiles, n_tiles, n_whole, n_blocks,
-           products)
+    FIELDS(x, factors, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles, n_whole, n_blocks,
+           pad, products)
 };
 
 // A chunk's scales and minimums as pairs of equal f16 numbers, for both groups of 16 values.
@@ -159,6 +163,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
             const u32 first = first_row_of(tile);
             product.w.data += e.expert * p.expert_bytes;
             if (product.bias) product.bias += e.expert * product.w.n_out;
+            product.out += e.expert * p.out_skip;
             const float scale = product.scales ? product.scales[e.expert] : 1.0f;
             const Rows rows = {e.first_row + first, min_of(N, e.n_rows - first), first_octet(e, at) + first / 8};
             return {product, in_product, rows, scale};
@@ -306,8 +311,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
             bias[i] = product.bias && own_out + 8 * i < product.w.n_out ? product.bias[own_out + 8 * i] : 0.0f;
-        const u32 n_out = product.w.n_out, last_row = at.rows.n - 1;
-        float* const out = product.out + (u64)at.rows.first * n_out;
+        const u32 n_out = product.w.n_out, last_row = at.rows.n - 1, stride = p.tiles ? p.out_stride : n_out;
+        float* const out = product.out + (u64)at.rows.first * stride;
         const float* factors = p.factors + at.rows.first;
         // Loads are not conditional, and come before the stores of a batch, so that none waits for another: of what is not
         // there, the last one is loaded.
@@ -319,12 +324,12 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
             if (product.mode & ADD) {
 #pragma unroll
                 for (u32 e = first; e < first + BATCH; e++)
-                    acc[e] += out[(u64)min_of(row_of(e), last_row) * n_out + min_of(own_out + out_of(e), n_out - 1)];
+                    acc[e] += out[(u64)min_of(row_of(e), last_row) * stride + min_of(own_out + out_of(e), n_out - 1)];
             }
 #pragma unroll
             for (u32 e = first; e < first + BATCH; e++)
                 if (row_of(e) <= last_row && own_out + out_of(e) < n_out)
-                    out[(u64)row_of(e) * n_out + own_out + out_of(e)] = acc[e];
+                    out[(u64)row_of(e) * stride + own_out + out_of(e)] = acc[e];
         }
     }
 

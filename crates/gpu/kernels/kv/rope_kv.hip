@@ -5,6 +5,11 @@
 // first_rot on. With (cos, sin) = table[position][i], (a, b) becomes (a cos - b sin, a sin + b cos); other values are
 // unchanged. With norm weights, the head is first x / sqrt(mean(x^2) + eps) * weight.
 //
+// With tails (latent attention), the rotated values are the last ones of a head, and come from elsewhere: those of
+// queries from the end of heads of q_tail [n_rows, n_q_heads, q_tail_dim], whose other values are not touched; those of
+// keys from k_tail [n_rows, n_kv_heads, n_rot], and the others from k [n_rows, n_kv_heads, first_rot]. The norm of keys
+// is that of the others.
+//
 // q [n_rows, n_q_heads, k_dim] goes to q_out, which may be q; k [n_rows, n_kv_heads, k_dim] and v [n_rows, n_kv_heads,
 // v_dim] go to k_cache and v_cache [n_blocks, n_kv_heads, page, dim], stored as in kv_type.h, at slots[row] = block *
 // page + offset. Rows whose slot is outside the cache (NO_ROW) append nothing. table [n_ctx, n_rot / 2, 2].
@@ -29,6 +34,9 @@ struct RopeKvParams {
     // Weights of the norms of heads, or null.
     const float* q_norm;
     const float* k_norm;
+    // Or null, both.
+    const float* q_tail;
+    const float* k_tail;
     const u32* positions;
     const u32* slots;
     u32 n_q_heads;
@@ -43,9 +51,9 @@ struct RopeKvParams {
     // The larger of k_dim and v_dim. v_dim is 0 if values are parts of keys.
     u32 widest;
     u32 first_rot;
-    u32 pad;
-    FIELDS(q, q_out, k, v, k_cache, v_cache, table, q_norm, k_norm, positions, slots, n_q_heads, n_kv_heads, k_dim,
-           v_dim, n_rot, n_ctx, page, n_slots, eps, widest, first_rot, pad)
+    u32 q_tail_dim;
+    FIELDS(q, q_out, k, v, k_cache, v_cache, table, q_norm, k_norm, q_tail, k_tail, positions, slots, n_q_heads,
+           n_kv_heads, k_dim, v_dim, n_rot, n_ctx, page, n_slots, eps, widest, first_rot, q_tail_dim)
 };
 
 template <u32 W> struct Run {
@@ -121,8 +129,14 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     const u32 head = of(job, job - p.n_q_heads, job - p.n_q_heads - p.n_kv_heads);
     const u32 dim = is_v ? p.v_dim : p.k_dim, n_rot = is_v ? 0 : p.n_rot;
     const u32 n_units = job < n_heads ? dim / (2 * W) : 0;
-    const u64 base = ((u64)row * of(p.n_q_heads, p.n_kv_heads, p.n_kv_heads) + head) * dim;
-    const float* x = global(of(p.q, p.k, p.v) + base);
+    const u64 at = (u64)row * of(p.n_q_heads, p.n_kv_heads, p.n_kv_heads) + head, base = at * dim;
+    const bool has_tail = p.k_tail && !is_v;
+    const float* x = global(of(p.q, p.k, p.v) + (has_tail && !is_q ? at * p.first_rot : base));
+    // What is rotated, as if the head began there.
+    const float* turned = x;
+    if (has_tail)
+        turned = global((is_q ? p.q_tail + (at + 1) * p.q_tail_dim : p.k_tail + (at + 1) * n_rot) - p.k_dim);
+    const u32 first_unit = has_tail && is_q ? p.first_rot / (2 * W) : 0;
     const float* weight = global(of(p.q_norm, p.k_norm, (const float*)nullptr));
 
     auto load_values = [&](Unit<W>& u, u32 unit) {
@@ -131,12 +145,13 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
         u.turns = unit * 2 * W - p.first_rot < n_rot;
         u.first = Style::HALVES && u.turns ? unit * W + p.first_rot / 2 : unit * 2 * W;
         u.second = u.first + (Style::HALVES && u.turns ? n_rot / 2 : W);
-        if (unit < n_units) u.a = load_run<W>(x + u.first), u.b = load_run<W>(x + u.second);
+        const float* from = u.turns ? turned : x;
+        if (unit < n_units) u.a = load_run<W>(from + u.first), u.b = load_run<W>(from + u.second);
     };
     auto load = [&](Unit<W>& u, u32 unit) {
         load_values(u, unit);
         if (unit >= n_units) return;
-        if (weight) u.weight_a = load_run<W>(weight + u.first), u.weight_b = load_run<W>(weight + u.second);
+        if (weight && !(has_tail && u.turns)) u.weight_a = load_run<W>(weight + u.first), u.weight_b = load_run<W>(weight + u.second);
         if (u.turns) {
             const float* angles = p.table + (u64)min_of(position, p.n_ctx - 1) * n_rot + (unit * 2 * W - p.first_rot);
             u.angles[0] = load_run<W>(angles), u.angles[1] = load_run<W>(angles + W);
@@ -144,23 +159,24 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     };
     // Nearly always the lane's only unit.
     Unit<W> u;
-    load(u, lane_of_team);
+    load(u, first_unit + lane_of_team);
 
     float scale = 1;
     if (p.q_norm || p.k_norm) {
         float sum = 0;
-        auto add = [&](const Run<W>& a, const Run<W>& b) {
+        auto add = [&](const Unit<W>& u) {
+            if (has_tail && u.turns) return;
 #pragma unroll
-            for (u32 i = 0; i < W; i++) sum = fma(a.v[i], a.v[i], fma(b.v[i], b.v[i], sum));
+            for (u32 i = 0; i < W; i++) sum = fma(u.a.v[i], u.a.v[i], fma(u.b.v[i], u.b.v[i], sum));
         };
-        add(u.a, u.b);
+        add(u);
 #pragma unroll 1
         for (u32 unit = lane_of_team + TEAM; unit < n_units; unit += TEAM) {
             Unit<W> more;
             load_values(more, unit);
-            add(more.a, more.b);
+            add(more);
         }
-        scale = 1.0f / sqrt_of(group_reduce<Sum, TEAM>(sum) / (float)dim + p.eps);
+        scale = 1.0f / sqrt_of(group_reduce<Sum, TEAM>(sum) / (float)(has_tail ? p.first_rot : dim) + p.eps);
     }
 
     constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None;
@@ -176,9 +192,9 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     const u64 cached = (u64)(slot - offset) * p.n_kv_heads + head * p.page + offset;
     const kv::Planes& cache = is_v ? p.v_cache : p.k_cache;
 #pragma unroll 1
-    for (u32 unit = lane_of_team; unit < n_units; unit += TEAM) {
-        if (unit != lane_of_team) load(u, unit);
-        if (weight) {
+    for (u32 unit = first_unit + lane_of_team; unit < n_units; unit += TEAM) {
+        if (unit != first_unit + lane_of_team) load(u, unit);
+        if (weight && !(has_tail && u.turns)) {
 #pragma unroll
             for (u32 i = 0; i < W; i++)
                 u.a.v[i] = u.a.v[i] * scale * u.weight_a.v[i], u.b.v[i] = u.b.v[i] * scale * u.weight_b.v[i];

@@ -112,12 +112,15 @@ struct HalfParams {
     counters: Address,
     tiles: Table<ExpertTile>,
     expert_bytes: Count,
+    out_skip: Count,
+    out_stride: u32,
     n_rows: u32,
     n_octets: u32,
     n_row_tiles: u32,
     n_tiles: u32,
     n_whole: u32,
     n_blocks: u32,
+    pad: u32,
     products: [HalfProduct; FEW],
 }
 
@@ -128,16 +131,19 @@ layout!(HalfParams {
     counters,
     tiles,
     expert_bytes,
+    out_skip,
+    out_stride,
     n_rows,
     n_octets,
     n_row_tiles,
     n_tiles,
     n_whole,
     n_blocks,
+    pad,
     products
 });
 
-const _: () = assert!(size_of::<HalfActsParams>() == 56 && size_of::<HalfParams>() == 216);
+const _: () = assert!(size_of::<HalfActsParams>() == 56 && size_of::<HalfParams>() == 232);
 
 kernels! {
     /// The numbers are the rows of a tile.
@@ -541,12 +547,15 @@ fn multiply(
         counters: memory.parts.address(),
         tiles: x.table(),
         expert_bytes: Count(n_bytes as u64),
+        out_skip: Count(works[0].places.skip as u64),
+        out_stride: works[0].places.stride as u32,
         n_rows: n_rows as u32,
         n_octets: x.n_octets as u32,
         n_row_tiles: n_rows.div_ceil(tile.rows) as u32,
         n_tiles: u32::try_from(n_tiles).expect("the number of tiles fits 32 bits"),
         n_whole: division.n_whole as u32,
         n_blocks: division.n_blocks as u32,
+        pad: 0,
         products,
     };
     gpu.launch(

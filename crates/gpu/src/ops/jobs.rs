@@ -95,6 +95,14 @@ pub(super) struct Work<'a> {
     pub(super) out: Slice<'a, f32>,
     /// Of an MoE layer.
     pub(super) experts: Option<Experts<'a>>,
+    pub(super) places: Places,
+}
+
+/// Where the rows of a product are in its output, in floats: row `r` of expert `e` begins at `r * stride + e * skip`.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub(super) stride: usize,
+    pub(super) skip: i64,
 }
 
 /// The other side of a gated product.
@@ -126,6 +134,10 @@ impl<'a> Work<'a> {
             mode: product.mode.into(),
             out: product.out,
             experts: None,
+            places: Places {
+                stride: product.matrix.n_out,
+                skip: 0,
+            },
         };
         work.check();
         work
@@ -171,6 +183,41 @@ impl<'a> Work<'a> {
                 n_bytes: matrices.expert_bytes(),
             }),
             ..Work::new(x, &product)
+        }
+    }
+
+    /// The product of each head of `x` with the head's matrix, into rows of tokens: `out` [n_tokens, n_heads * dim], of
+    /// whose heads it writes the first values.
+    ///
+    /// # Panics
+    /// As [`Work::new`].
+    pub(super) fn of_heads(
+        x: &Acts<'a>,
+        routing: &Routing<'a>,
+        matrices: ExpertMatrices<'a>,
+        out: Slice<'a, f32>,
+    ) -> Work<'a> {
+        let (n_rows, n_heads) = (routing.max_rows(), routing.n_experts);
+        let dim = out.len() / n_rows.max(1);
+        assert!(
+            out.len() == n_rows * dim && matrices.n_out <= dim,
+            "heads of {dim} values for products of {}",
+            matrices.n_out
+        );
+        let product = ExpertProduct {
+            matrices,
+            scales: None,
+            bias: None,
+        };
+        let first = out.part(0..n_rows * matrices.n_out);
+        // Row `head * n_tokens + token` belongs at `token * n_heads + head`.
+        let stride = n_heads * dim;
+        Work {
+            places: Places {
+                stride,
+                skip: dim as i64 - (routing.n_tokens * stride) as i64,
+            },
+            ..Work::of_experts(x, routing, &product, first)
         }
     }
 
@@ -305,6 +352,9 @@ pub(super) struct Few {
     expert_bytes: Count,
     expert_scales: Address,
     up_scales: Address,
+    out_skip: Count,
+    out_stride: u32,
+    pad: u32,
 }
 
 layout!(Few {
@@ -317,7 +367,10 @@ layout!(Few {
     tiles,
     expert_bytes,
     expert_scales,
-    up_scales
+    up_scales,
+    out_skip,
+    out_stride,
+    pad
 });
 
 impl Few {
@@ -357,6 +410,9 @@ impl Few {
             expert_bytes: one.expert_bytes,
             expert_scales: one.expert_scales,
             up_scales: address(up_scales),
+            out_skip: one.out_skip,
+            out_stride: one.out_stride,
+            pad: 0,
         }
     }
 }
@@ -380,6 +436,9 @@ pub(super) struct One {
     tiles: Table<ExpertTile>,
     expert_bytes: Count,
     expert_scales: Address,
+    out_skip: Count,
+    out_stride: u32,
+    pad: u32,
 }
 
 layout!(One {
@@ -397,7 +456,10 @@ layout!(One {
     timed,
     tiles,
     expert_bytes,
-    expert_scales
+    expert_scales,
+    out_skip,
+    out_stride,
+    pad
 });
 
 impl One {
@@ -428,6 +490,9 @@ impl One {
             tiles: tiles.map_or(Table::NULL, |tiles| tiles.table()),
             expert_bytes: Count(expert_bytes as u64),
             expert_scales: address(work.scales),
+            out_skip: Count(work.places.skip as u64),
+            out_stride: work.places.stride as u32,
+            pad: 0,
         }
     }
 
@@ -481,4 +546,4 @@ impl Listed {
 }
 
 // Launches cost more with more parameters: each line of 64 bytes that a kernel reads counts.
-const _: () = assert!(size_of::<Few>() == 208 && size_of::<One>() == 104);
+const _: () = assert!(size_of::<Few>() == 224 && size_of::<One>() == 120);

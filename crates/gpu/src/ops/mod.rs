@@ -54,10 +54,14 @@ pub use linear_layer::{
 pub use mask::{forbid, mask_words};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{check_values, layer_norm, quantize, rms_norm, rms_norm_quantize};
-pub use products::{ExpertGated, expert_gated_products, expert_products, gated_products, products};
+pub use products::{
+    ExpertGated, expert_gated_products, expert_products, gated_products, head_products, products,
+};
 pub use recurrent::{Conv, causal_conv, check_linear_heads, linear_attention};
 pub(crate) use rope_kv::check_append;
-pub use rope_kv::{HeadNorms, RopeKv, RopeStyle, Rotation, kv_append, rope, rope_kv};
+pub use rope_kv::{
+    HeadNorms, LatentRopeKv, RopeKv, RopeStyle, Rotation, kv_append, latent_rope_kv, rope, rope_kv,
+};
 pub use routing::{
     ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, Router, Routing,
     RoutingBuffer, Weighed, check_router, combine_experts, quantize_experts, route,

@@ -2,13 +2,13 @@
 
 use super::elementwise::gated_activation;
 use super::gemv::MAX_ROWS;
-use super::jobs::{ExpertProduct, Gated, Product, Work};
+use super::jobs::{ExpertProduct, Experts, Gated, Product, Work};
 use super::routing::Routing;
 use super::{gemm, gemv, select};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::Slice;
-use crate::operands::{Activation, Acts};
+use crate::operands::{Activation, Acts, ExpertMatrices};
 
 /// Two products of experts combined by a gate, `out[row] = activation(gate) * up`.
 #[derive(Clone, Copy)]
@@ -82,8 +82,31 @@ pub fn expert_products(
     product: &ExpertProduct<'_>,
     out: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    let work = Work::of_experts(x, routing, product, out);
-    match select::is_gemv_of_experts(gpu, routing) {
+    launch_sorted(gpu, Work::of_experts(x, routing, product, out))
+}
+
+/// The product of each head of `x` with the head's matrix, into rows of tokens: `out` [n_tokens, n_heads * dim], of whose
+/// heads the first values are written, as many as a matrix has outputs. `heads` sorts the rows of `x`.
+///
+/// # Errors
+/// As [`products`].
+///
+/// # Panics
+/// As [`expert_products`].
+pub fn head_products(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    heads: &Routing<'_>,
+    matrices: ExpertMatrices<'_>,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    launch_sorted(gpu, Work::of_heads(x, heads, matrices, out))
+}
+
+/// Launches a product of rows that are sorted by expert.
+fn launch_sorted(gpu: &Gpu, work: Work<'_>) -> Result<(), GpuError> {
+    let is_gemv = |experts: &Experts<'_>| select::is_gemv_of_experts(gpu, &experts.routing);
+    match work.experts.as_ref().is_some_and(is_gemv) {
         true => gemv::launch(gpu, &[work]),
         false => gemm::launch_each(gpu, &[work]),
     }

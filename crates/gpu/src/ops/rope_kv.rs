@@ -50,6 +50,23 @@ pub struct RopeKv<'a> {
     pub norms: Option<HeadNorms<'a>>,
 }
 
+/// The operands of [`latent_rope_kv`]: queries and keys whose last values are rotated and come from elsewhere.
+#[derive(Clone, Copy)]
+pub struct LatentRopeKv<'a> {
+    /// `[n_rows, n_heads * k_dim]`: only the rotated values are written.
+    pub q: Slice<'a, f32>,
+    /// `[n_rows, n_heads * dim]`: the last values of each head are rotated.
+    pub q_tail: Slice<'a, f32>,
+    /// `[n_rows, k_dim - n_rot]`.
+    pub k: Slice<'a, f32>,
+    /// `[n_rows, n_rot]`.
+    pub k_tail: Slice<'a, f32>,
+    pub rotation: Rotation<'a>,
+    /// The weight of the RMS norm of `k`, `[k_dim - n_rot]`.
+    pub norm: Slice<'a, f32>,
+    pub eps: f32,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct RopeKvParams {
@@ -62,6 +79,8 @@ struct RopeKvParams {
     table: Address,
     q_norm: Address,
     k_norm: Address,
+    q_tail: Address,
+    k_tail: Address,
     positions: Address,
     slots: Address,
     n_q_heads: u32,
@@ -75,7 +94,7 @@ struct RopeKvParams {
     eps: f32,
     widest: u32,
     first_rot: u32,
-    pad: u32,
+    q_tail_dim: u32,
 }
 
 layout!(RopeKvParams {
@@ -88,6 +107,8 @@ layout!(RopeKvParams {
     table,
     q_norm,
     k_norm,
+    q_tail,
+    k_tail,
     positions,
     slots,
     n_q_heads,
@@ -101,10 +122,10 @@ layout!(RopeKvParams {
     eps,
     widest,
     first_rot,
-    pad
+    q_tail_dim
 });
 
-const _: () = assert!(size_of::<RopeKvParams>() == 152);
+const _: () = assert!(size_of::<RopeKvParams>() == 168);
 
 kernels! {
     struct RopeKvKernels {
@@ -214,6 +235,47 @@ pub fn rope_kv(
     params.launch(gpu, layer.shape.ty, style, step.n_rows())
 }
 
+/// Rotates the ends of queries of latent attention, normalizes the keys, and appends these with their rotated ends to the
+/// KV cache, all in one launch.
+///
+/// # Panics
+/// If the shapes do not match, a dimension is odd, the layer has several KV heads or values of its own, or the rotated
+/// values are not the last ones.
+pub fn latent_rope_kv(
+    gpu: &Gpu,
+    operands: &LatentRopeKv<'_>,
+    layer: &KvLayer<'_>,
+    step: &Step<'_>,
+) -> Result<(), GpuError> {
+    let (n_rows, shape) = (step.n_rows(), &layer.shape);
+    let Rotation { n_rot, start, .. } = operands.rotation;
+    assert_eq!(
+        (shape.n_kv_heads, shape.stored_v_dim(), start + n_rot),
+        (1, 0, shape.k_dim),
+        "one latent head, rotated at its end"
+    );
+    assert_eq!(
+        [operands.k, operands.k_tail, operands.norm].map(|x| x.len()),
+        [n_rows * start, n_rows * n_rot, start],
+        "the parts of a key"
+    );
+    let mut params = RopeKvParams::default();
+    params.set_step(step);
+    params.set_queries([operands.q; 2], shape.k_dim, n_rows);
+    let n_heads = n_rows * params.n_q_heads as usize;
+    let tail_dim = operands.q_tail.len() / n_heads.max(1);
+    assert!(
+        operands.q_tail.len() == n_heads * tail_dim && tail_dim >= n_rot,
+        "heads with ends of {n_rot} values"
+    );
+    params.set_layer(layer);
+    params.set_table(&operands.rotation);
+    (params.k, params.k_tail) = (operands.k.address(), operands.k_tail.address());
+    (params.q_tail, params.q_tail_dim) = (operands.q_tail.address(), tail_dim as u32);
+    (params.k_norm, params.eps) = (operands.norm.address(), operands.eps);
+    params.launch(gpu, shape.ty, operands.rotation.style, n_rows)
+}
+
 impl RopeKvParams {
     fn set_step(&mut self, step: &Step<'_>) {
         assert_eq!(step.slots.len(), step.positions.len(), "one slot per row");
@@ -241,6 +303,17 @@ impl RopeKvParams {
         v: Slice<'_, f32>,
         n_rows: usize,
     ) {
+        let (k_dim, v_dim) = (layer.shape.k_dim, layer.shape.stored_v_dim());
+        let n_heads = n_rows * layer.shape.n_kv_heads;
+        assert!(
+            k.len() == n_heads * k_dim && (v_dim == 0 || v.len() == n_heads * v_dim),
+            "[n_rows, n_kv_heads * dim]"
+        );
+        (self.k, self.v) = (k.address(), v.address());
+        self.set_layer(layer);
+    }
+
+    fn set_layer(&mut self, layer: &KvLayer<'_>) {
         let KvShape {
             n_blocks,
             n_kv_heads,
@@ -250,12 +323,6 @@ impl RopeKvParams {
         } = layer.shape;
         let v_dim = layer.shape.stored_v_dim();
         assert_eq!([k_dim, v_dim].map(check_pairs), [Ok(()), Ok(())]);
-        let n_heads = n_rows * n_kv_heads;
-        assert!(
-            k.len() == n_heads * k_dim && (v_dim == 0 || v.len() == n_heads * v_dim),
-            "[n_rows, n_kv_heads * dim]"
-        );
-        (self.k, self.v) = (k.address(), v.address());
         [self.k_cache, self.v_cache] = layer.planes();
         self.n_kv_heads = n_kv_heads as u32;
         (self.k_dim, self.v_dim) = (k_dim as u32, v_dim as u32);
@@ -297,7 +364,13 @@ impl RopeKvParams {
         style: RopeStyle,
         n_rows: usize,
     ) -> Result<(), GpuError> {
-        let lengths = [self.k_dim, self.v_dim, self.n_rot, self.first_rot];
+        let lengths = [
+            self.k_dim,
+            self.v_dim,
+            self.n_rot,
+            self.first_rot,
+            self.q_tail_dim,
+        ];
         let pointers = [
             self.q,
             self.q_out,
@@ -308,6 +381,8 @@ impl RopeKvParams {
             self.table,
             self.q_norm,
             self.k_norm,
+            self.q_tail,
+            self.k_tail,
         ];
         let is_aligned = lengths.iter().all(|len| len.is_multiple_of(8))
             && pointers.iter().all(|ptr| ptr.is_aligned_to(16))

@@ -98,7 +98,16 @@ fn products_of_heads(ty: GgmlType) {
                     let rest = (after > 0).then(|| dx.as_slice());
                     let shape = [n_heads, n_tokens];
                     ops::join_heads(gpu, shape, rows.as_slice(), rest, out.as_slice()).unwrap();
-                    gpu.read(out.as_slice::<f32>()).unwrap()
+                    let joined = gpu.read(out.as_slice::<f32>()).unwrap();
+                    // The same, written where it belongs.
+                    let out = gpu.upload(&vec![-1.0f32; expected.len()]).unwrap();
+                    ops::head_products(gpu, &acts, &heads, matrices, out.as_slice()).unwrap();
+                    let placed = gpu.read(out.as_slice::<f32>()).unwrap();
+                    for (at, (placed, joined)) in placed.iter().zip(&joined).enumerate() {
+                        let is_product = at % (n_out + after) < n_out;
+                        assert_eq!(*placed, if is_product { *joined } else { -1.0 });
+                    }
+                    joined
                 });
                 let what = format!("{} {}, case {i}", common::name(gpu), ty.name());
                 let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));

@@ -6,7 +6,7 @@ use crate::common::kv::{self, Stored};
 use crate::common::values::{Random, assert_close};
 use half::{bf16, f16};
 use rocmforge_gguf::quant::f8;
-use rocmforge_gpu::ops::{HeadNorms, RopeKv, RopeStyle, Rotation};
+use rocmforge_gpu::ops::{HeadNorms, LatentRopeKv, RopeKv, RopeStyle, Rotation};
 use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, SeqRows, Step, ops};
 use rocmforge_plan::Values;
 
@@ -410,6 +410,30 @@ fn rotation_in_place() {
     }
 }
 
+/// Asserts that the cache has the keys of `rows`, rounded.
+fn assert_keys(gpu: &Gpu, layer: &KvLayer<'_>, rows: &Rows, wanted: &[f64], what: &str) {
+    let shape = &layer.shape;
+    let got = Stored::of_bytes(shape, 0, &gpu.read(layer.k).unwrap()).values();
+    let places = places(rows, shape.n_kv_heads, shape.page);
+    for (place, wanted) in places.iter().zip(wanted.chunks(shape.k_dim)) {
+        let Some(at) = *place else { continue };
+        let largest = wanted.iter().fold(0.0f64, |max, x| max.max(x.abs()));
+        for (got, wanted) in got[at * shape.k_dim..].iter().zip(wanted) {
+            // Half a unit in the last place of F16 and F8 (whose smallest numbers are at most 2^-18 of the largest), or
+            // half a step of Q8_0 with its rounded scale; plus f32's error.
+            let rounding = match shape.ty {
+                KvType::F16 => wanted.abs() / 2048.0 * 1.001,
+                KvType::Q8_0 => largest * (0.501 / 127.0 + 1.0 / 2048.0),
+                KvType::F8E4M3 => wanted.abs() / 16.0 * 1.001 + largest / 200_000.0,
+            };
+            assert!(
+                (got - wanted).abs() <= rounding + 1e-5,
+                "{what}: key {got}, not {wanted}"
+            );
+        }
+    }
+}
+
 #[test]
 fn fused_rotation_and_append() {
     let mut random = Random(3);
@@ -468,26 +492,9 @@ fn fused_rotation_and_append() {
                 let kept = in_place || gpu.read(dq.as_slice::<f32>()).unwrap() == q;
                 assert!(kept, "{what}: what is read stays");
 
-                let got = Stored::of_bytes(&kv_shape, 0, &gpu.read(layer.k).unwrap()).values();
                 let wanted = expected(&k, shape.k_dim, &rows, turn, wk);
+                assert_keys(&gpu, &layer, &rows, &wanted, &what);
                 let places = places(&rows, shape.n_kv_heads, shape.page);
-                for (place, wanted) in places.iter().zip(wanted.chunks(shape.k_dim)) {
-                    let Some(at) = *place else { continue };
-                    let largest = wanted.iter().fold(0.0f64, |max, x| max.max(x.abs()));
-                    for (got, wanted) in got[at * shape.k_dim..].iter().zip(wanted) {
-                        // Half a unit in the last place of F16 and F8 (whose smallest numbers are at most 2^-18 of the
-                        // largest), or half a step of Q8_0 with its rounded scale; plus f32's error.
-                        let rounding = match kv_shape.ty {
-                            KvType::F16 => wanted.abs() / 2048.0 * 1.001,
-                            KvType::Q8_0 => largest * (0.501 / 127.0 + 1.0 / 2048.0),
-                            KvType::F8E4M3 => wanted.abs() / 16.0 * 1.001 + largest / 200_000.0,
-                        };
-                        assert!(
-                            (got - wanted).abs() <= rounding + 1e-5,
-                            "{what}: key {got}, not {wanted}"
-                        );
-                    }
-                }
                 assert_eq!(places.iter().flatten().count(), 4 * shape.n_kv_heads);
                 assert_eq!(
                     gpu.read(layer.v).unwrap(),
@@ -495,6 +502,84 @@ fn fused_rotation_and_append() {
                     "{what}: values"
                 );
             }
+        }
+    }
+}
+
+/// Queries and keys of latent attention, whose ends come from elsewhere: heads, values before the rotated ones, rotated
+/// values, and values of a head of the queries' ends.
+#[test]
+fn ends_from_elsewhere() {
+    let mut random = Random(6);
+    let shapes = [[3, 512, 64, 192], [20, 64, 32, 32], [2, 6, 4, 7]];
+    for gpu in common::gpus_with(&["loads=narrow"]) {
+        for (i, (shape, style)) in { shapes.into_iter() }
+            .flat_map(|shape| STYLES.map(|style| (shape, style)))
+            .enumerate()
+        {
+            let [n_heads, start, n_rot, tail_dim] = shape;
+            let k_dim = start + n_rot;
+            let kv_shape = KvShape {
+                ty: KvType::ALL[i % KvType::ALL.len()],
+                n_blocks: N_BLOCKS,
+                n_kv_heads: 1,
+                page: 16,
+                k_dim,
+                v_dim: start,
+                values: Values::InKeys,
+            };
+            let rows = Rows::new(&gpu, 16);
+            let n_queries = rows.n() * n_heads;
+            let q = random.normals(n_queries * k_dim);
+            let q_tail = random.normals(n_queries * tail_dim);
+            let k = random.normals(rows.n() * start);
+            let k_tail = random.normals(rows.n() * n_rot);
+            let weight = random.normals(start);
+            let angles = table(n_rot);
+            let [dq, dq_tail, dk, dk_tail, dw, dt] =
+                [&q, &q_tail, &k, &k_tail, &weight, &angles].map(|x| gpu.upload(x).unwrap());
+            let caches = caches(&gpu, &kv_shape);
+            let layer = KvLayer::new(kv_shape, &caches);
+            let operands = LatentRopeKv {
+                q: dq.as_slice(),
+                q_tail: dq_tail.as_slice(),
+                k: dk.as_slice(),
+                k_tail: dk_tail.as_slice(),
+                rotation: Rotation {
+                    style,
+                    table: dt.as_slice(),
+                    n_rot,
+                    start,
+                },
+                norm: dw.as_slice(),
+                eps: EPS,
+            };
+            ops::latent_rope_kv(&gpu, &operands, &layer, &rows.step()).unwrap();
+            let what = format!("{style:?}, {shape:?}, {}", common::name(&gpu));
+            let turn = (style, n_rot, start);
+            let ends = q_tail
+                .chunks(tail_dim)
+                .map(|head| &head[tail_dim - n_rot..]);
+            let joined = q.chunks(k_dim).zip(ends);
+            let joined: Vec<f32> = joined
+                .flat_map(|(head, end)| [&head[..start], end].concat())
+                .collect();
+            let wanted = expected(&joined, k_dim, &rows, turn, None);
+            let got = gpu.read(dq.as_slice::<f32>()).unwrap();
+            assert_close(&got, &wanted, 2e-6, &what);
+            for (got, q) in got.chunks(k_dim).zip(q.chunks(k_dim)) {
+                assert_eq!(got[..start], q[..start], "{what}: what is not rotated");
+            }
+            let keys = k.chunks(start).zip(k_tail.chunks(n_rot));
+            let mut wanted = Vec::new();
+            for ((key, end), &position) in keys.zip(&rows.positions) {
+                let mut key: Vec<f64> = key.iter().map(|&x| f64::from(x)).collect();
+                normed(&mut key, &weight);
+                key.extend(end.iter().map(|&x| f64::from(x)));
+                rotated(&mut key[start..], style, n_rot, position);
+                wanted.extend(key);
+            }
+            assert_keys(&gpu, &layer, &rows, &wanted, &what);
         }
     }
 }

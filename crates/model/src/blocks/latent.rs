@@ -26,16 +26,26 @@ pub(super) fn latent_attention(
     let dim = kv_rank + n_rot;
     let [of_keys, of_values] = matrices(m, layer, latent)?;
 
-    let q = queries(m, layer, latent, x)?;
+    // The products of x come first, side by side; then what belongs together on the way to the cache.
+    let q = match latent.q_rank {
+        Some(rank) => m.linear(x, &layer.tensor("attn_q_a"), rank)?,
+        None => m.linear(x, &layer.tensor("attn_q"), n_heads * facts.k_dim)?,
+    };
     let down = layer.tensor("attn_kv_a_mqa");
     let c = m.linear_rows(x, &down, dim, 0..kv_rank)?;
     let rotated = m.linear_rows(x, &down, dim, kv_rank..dim)?;
-    let c = m.rms_norm(c, &layer.tensor("attn_kv_a_norm"), m.config.norm_eps)?;
-    let mut k = m.plan.join_heads(1, c, Some((rotated, n_rot)));
-
+    let q = match latent.q_rank {
+        Some(_) => {
+            let low = m.rms_norm(q, &layer.tensor("attn_q_a_norm"), m.config.norm_eps)?;
+            m.linear(low, &layer.tensor("attn_q_b"), n_heads * facts.k_dim)?
+        }
+        None => q,
+    };
     let plain = m
         .plan
         .head_matmul(q, [0, n_plain], (of_keys, n_heads), kv_rank);
+    let c = m.rms_norm(c, &layer.tensor("attn_kv_a_norm"), m.config.norm_eps)?;
+    let mut k = m.plan.join_heads(1, c, Some((rotated, n_rot)));
     let mut q = m.plan.join_heads(n_heads, plain, Some((q, n_rot)));
     if let Some(rope) = facts.rope {
         q = m.rotate(q, [dim, kv_rank], rope);
@@ -56,22 +66,6 @@ pub(super) fn latent_attention(
     let out = m.plan.join_heads(n_heads, out, None);
     let out = gated(m, layer, (x, None), out)?;
     m.linear(out, &layer.tensor("attn_output"), m.config.n_embd)
-}
-
-/// Records the queries, `[n_tokens, n_heads * k_dim]`.
-fn queries(
-    m: &mut Builder<'_>,
-    layer: Layer<'_>,
-    latent: &Latent,
-    x: Value,
-) -> Result<Value, LoadError> {
-    let width = layer.facts.n_heads * layer.facts.k_dim;
-    let Some(rank) = latent.q_rank else {
-        return m.linear(x, &layer.tensor("attn_q"), width);
-    };
-    let low = m.linear(x, &layer.tensor("attn_q_a"), rank)?;
-    let low = m.rms_norm(low, &layer.tensor("attn_q_a_norm"), m.config.norm_eps)?;
-    m.linear(low, &layer.tensor("attn_q_b"), width)
 }
 
 /// Returns the heads' matrices `K_h^T` and `V_h`. Older files have `K_h` and `V_h` in one tensor.

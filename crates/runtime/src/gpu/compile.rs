@@ -1,5 +1,6 @@
 //! Groups the operations of a plan into stages: operations that the GPU runs as one.
 
+mod heads;
 mod linear;
 
 use std::ops::Range;
@@ -12,6 +13,7 @@ use rocmforge_plan::{
     WeightId, is_dead,
 };
 
+pub(crate) use heads::{HeadProductsOps, LatentQueriesOps};
 pub(crate) use linear::{LinearDecodeOps, LinearInputsOps};
 
 /// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
@@ -23,6 +25,10 @@ pub(crate) enum Stage {
     NormQuantize { first: usize, ops: NormQuantizeOps },
     /// Optional norms of the query and key heads, RoPE of queries and keys, and the append to the KV cache.
     RopeKv { first: usize, ops: RopeKvOps },
+    /// Products of heads with matrices of their own, in rows of tokens.
+    HeadProducts { first: usize, ops: HeadProductsOps },
+    /// The queries of latent attention with RoPE, and the append of its keys, normalized and rotated, to the KV cache.
+    LatentQueries { first: usize, ops: LatentQueriesOps },
     /// Gate and up projections of MoE experts, and the gated activation.
     ExpertGate { first: usize, ops: ExpertGateOps },
     /// The weighted sum of the experts' outputs, added to `out`.
@@ -98,6 +104,8 @@ impl Stage {
             Stage::One(index) => index..index + 1,
             Stage::NormQuantize { first, .. } => first..first + 2,
             Stage::RopeKv { first, ops } => first..first + if ops.norms.is_some() { 5 } else { 3 },
+            Stage::HeadProducts { first, .. } => first..first + 2,
+            Stage::LatentQueries { first, .. } => first..first + heads::LATENT_QUERIES,
             Stage::ExpertGate { first, .. } => first..first + 3,
             Stage::CombineAdd { first, .. } => first..first + 2,
             Stage::LinearInputs { first, ops } => first..first + ops.n_ops,
@@ -110,6 +118,11 @@ impl Stage {
         match *self {
             Stage::One(_) | Stage::NormQuantize { .. } => vec![],
             Stage::RopeKv { ops, .. } => vec![ops.k_unwritten],
+            Stage::HeadProducts { ops, .. } => vec![ops.unwritten],
+            Stage::LatentQueries { ops, .. } => {
+                let [normed, keys] = ops.unwritten;
+                vec![ops.product.unwritten, normed, keys]
+            }
             Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
             Stage::CombineAdd { sum_unwritten, .. } => vec![sum_unwritten],
             Stage::LinearInputs { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
@@ -134,12 +147,20 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
         let mut at = ops.start;
         while at < ops.end {
             let range = at..ops.end;
-            let rope_kv = match variants.contains(Variant::RopeSeparate) {
+            let with_rope = || match variants.contains(Variant::RopeSeparate) {
                 true => None,
-                false => rope_kv(plan, weights, range.clone()),
+                false => rope_kv(plan, weights, range.clone())
+                    .map(|ops| Stage::RopeKv { first: at, ops })
+                    .or_else(|| {
+                        let ops = heads::latent_queries(plan, weights, range.clone())?;
+                        Some(Stage::LatentQueries { first: at, ops })
+                    }),
             };
-            let merged = rope_kv
-                .map(|ops| Stage::RopeKv { first: at, ops })
+            let merged = with_rope()
+                .or_else(|| {
+                    let ops = heads::products(plan, range.clone())?;
+                    Some(Stage::HeadProducts { first: at, ops })
+                })
                 .or_else(|| norm_quantize(plan, weights, range.clone()))
                 .or_else(|| expert_gate(plan, range.clone()))
                 .or_else(|| combine_add(plan, range.clone()))

@@ -2,12 +2,13 @@
 
 use rocmforge_gpu::ops::{
     self, Conv, ConvPart, ExpertGated, ExpertProduct, Gated, GroupNorm, HeadFactors, HeadNorms,
-    Product, Queries, RopeKv, Rotation, Scores,
+    LatentRopeKv, Product, Queries, RopeKv, Rotation, Scores,
 };
 use rocmforge_gpu::{Gpu, GpuError, KvLayer, OutMode, Slice};
 
 use super::compile::{
-    ExpertGateOps, LinearDecodeOps, LinearInputsOps, NormQuantizeOps, RopeKvOps, Stage,
+    ExpertGateOps, HeadProductsOps, LatentQueriesOps, LinearDecodeOps, LinearInputsOps,
+    NormQuantizeOps, RopeKvOps, Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -34,6 +35,8 @@ impl<'a> Launcher<'a> {
             Stage::One(index) => self.run_op(&self.plan.ops[*index]),
             Stage::NormQuantize { ops, .. } => self.norm_quantize(ops),
             Stage::RopeKv { ops, .. } => self.rope_kv(ops),
+            Stage::HeadProducts { ops, .. } => self.head_products(ops),
+            Stage::LatentQueries { ops, .. } => self.latent_queries(ops),
             Stage::ExpertGate { ops, .. } => self.expert_gate(ops),
             Stage::CombineAdd {
                 x, routing, out, ..
@@ -579,6 +582,31 @@ impl<'a> Launcher<'a> {
         };
         let step = self.memory.step.step(self.shape);
         ops::rope_kv(self.gpu, &operands, &self.memory.layer(ops.layer), &step)
+    }
+
+    fn head_products(&self, ops: &HeadProductsOps) -> Result<(), GpuError> {
+        let Launcher { memory, shape, .. } = *self;
+        let (x, heads) = (memory.acts(ops.x, shape), memory.heads(ops.n_heads, shape));
+        let stack = ExpertStack::whole(ops.n_heads);
+        let matrices = self.weights.experts(ops.weight, stack);
+        ops::head_products(self.gpu, &x, &heads, matrices, self.buffer(ops.out))
+    }
+
+    /// Computes and rotates the queries of latent attention, and appends its keys to the KV cache.
+    fn latent_queries(&self, ops: &LatentQueriesOps) -> Result<(), GpuError> {
+        self.head_products(&ops.product)?;
+        let (norm, eps) = ops.norm;
+        let operands = LatentRopeKv {
+            q: self.buffer(ops.product.out),
+            q_tail: self.buffer(ops.q_tail),
+            k: self.buffer(ops.k),
+            k_tail: self.buffer(ops.k_tail),
+            rotation: self.rotation(ops.table, ops.style, ops.start),
+            norm: self.weights.vector(norm),
+            eps,
+        };
+        let step = self.memory.step.step(self.shape);
+        ops::latent_rope_kv(self.gpu, &operands, &self.memory.layer(ops.layer), &step)
     }
 
     fn conv(
