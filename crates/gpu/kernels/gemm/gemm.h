@@ -90,6 +90,31 @@ template <u32 N> DEV void load_floats(float* to, const float* from) {
     for (u32 i = 0; i < N; i++) to[i] = bits<float>(words[i]);
 }
 
+// A row of f32 activations.
+struct FloatRow {
+    const float* values;
+    u32 n_in;
+    // Whether four values from any multiple of four on can be loaded at once.
+    bool whole;
+
+    DEV_MEMBER static FloatRow of(const One& one, u32 row) {
+        const u32 n_in = one.w.n_in;
+        return {(const float*)one.x + (u64)row * n_in, n_in, n_in % 4 == 0 && (u64)one.x % 16 == 0};
+    }
+    // Values k .. k + 3, zeros past the end of the row.
+    DEV_MEMBER f32x4 load(u32 k) const {
+        f32x4 four = {};
+        if (whole) {
+            if (k < n_in) four = bits<f32x4>(load16(values + k));
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+                if (k + i < n_in) four.v[i] = values[k + i];
+        }
+        return four;
+    }
+};
+
 // On NVIDIA, where the driver's compiler decides on registers, limits them to what two blocks at a time allow: one
 // loads while the other multiplies. No successor starts early: its blocks would crowd the processors that finish first.
 #if defined(GPU_NV)

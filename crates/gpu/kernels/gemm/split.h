@@ -60,24 +60,18 @@ template <typename F, u32 MT, u32 NT, u32 WM, u32 WN> struct Split {
         m0 = at % WM * 16 * MT;
         n0 = at / WM * 16 * NT;
         const u32 x_row = tid() / SHARERS, x_at = tid() % SHARERS * VALUES, w_row = tid() / 4, w_chunk = tid() % 4;
-        const float* x_from = (const float*)one.x + (u64)min_of(first_row + x_row, one.n_rows - 1) * n_in + x_at;
+        const FloatRow x_from = FloatRow::of(one, min_of(first_row + x_row, one.n_rows - 1));
         const Block<F, Planes> w_from = Block<F, Planes>::of(one.w, min_of(first_out + w_row, one.w.n_out - 1));
 #pragma unroll
         for (u32 i = 0; i < ELEMENTS; i++) acc[i / E / NT][i / E % NT][i % E] = 0.0f;
         float x[VALUES];
         F w_next;
-        const bool whole = n_in % 4 == 0 && (u64)one.x % 16 == 0;
         auto load = [&](u32 k) {
             w_next = w_from.load(k / 8 + w_chunk);
 #pragma unroll
             for (u32 i = 0; i < VALUES; i += 4) {
-                if (whole) {
-                    f32x4 four = {};
-                    if (k + x_at + i < n_in) four = *(const f32x4*)(x_from + k + i);
-                    for (u32 j = 0; j < 4; j++) x[i + j] = four[j];
-                } else {
-                    for (u32 j = 0; j < 4; j++) x[i + j] = k + x_at + i + j < n_in ? x_from[k + i + j] : 0.0f;
-                }
+                const f32x4 four = x_from.load(k + x_at + i);
+                for (u32 j = 0; j < 4; j++) x[i + j] = four[j];
             }
         };
         load(0);

@@ -54,8 +54,15 @@ constexpr Shape HALVES[N_ROWS] = {
     {32, 1, 1, 2, 4, 1, 1}, // 32 x 64
 };
 #endif
-// Outputs per thread in each direction: 64 x 64 and 32 x 32.
-constexpr u32 EXACT[N_ROWS] = {4, 2, 2};
+// Arguments of Exact. The smaller a tile, the more groups of threads split k.
+struct ExactShape {
+    u32 rows, outs, step;
+};
+constexpr ExactShape EXACT[N_ROWS] = {
+    {64, 64, 16},
+    {16, 32, 64},
+    {32, 32, 32},
+};
 
 // The mainloop of a format in a row of its class's table.
 template <typename F, Row ROW, Class C = CLASS<F>> struct TileOf;
@@ -68,6 +75,7 @@ template <typename F, Row ROW> struct TileOf<F, ROW, Class::Halves> {
     using Mainloop = Split<F, S.m_tiles, S.n_tiles, S.m_waves, S.n_waves>;
 };
 template <typename F, Row ROW> struct TileOf<F, ROW, Class::Exact> {
-    using Mainloop = Exact<F, EXACT[ROW]>;
+    static constexpr ExactShape S = EXACT[ROW];
+    using Mainloop = Exact<F, S.rows, S.outs, S.step>;
 };
 template <typename F, Row ROW> using Mainloop = typename TileOf<F, ROW>::Mainloop;
