@@ -28,6 +28,8 @@ pub enum Variant {
     AttentionGeneric,
     /// Neither contexts nor weight rows are split among blocks or waves.
     SplitsOff,
+    /// Tiles of GEMM in f16 are divided wherever they can be.
+    SplitsOn,
     /// Norms use a whole block for each row, however short it is.
     NormsBlock,
     /// Norms, rotations and elementwise operations load one value at a time.
@@ -39,7 +41,7 @@ pub enum Variant {
 }
 
 /// Every variant with its name `KIND=NAME`. One of each kind can be forced.
-const NAMES: [(Variant, &str); 14] = [
+const NAMES: [(Variant, &str); 15] = [
     (Variant::ProductsMatvec, "products=matvec"),
     (Variant::ProductsMatmul, "products=matmul"),
     (Variant::ProductsCodes, "products=codes"),
@@ -50,6 +52,7 @@ const NAMES: [(Variant, &str); 14] = [
     (Variant::AttentionExact, "attention=exact"),
     (Variant::AttentionGeneric, "attention=generic"),
     (Variant::SplitsOff, "splits=off"),
+    (Variant::SplitsOn, "splits=on"),
     (Variant::NormsBlock, "norms=block"),
     (Variant::LoadsNarrow, "loads=narrow"),
     (Variant::RopeSeparate, "rope=separate"),

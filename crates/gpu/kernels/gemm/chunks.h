@@ -1,18 +1,25 @@
 // Chunks of weights on their way to the threads that multiply them: each thread copies its own to shared memory,
-// several rounds ahead, and waits for no other thread (PTX ISA, 9.7.9.25.3). In registers, loads of several rounds
-// would wait for one another.
+// several rounds ahead (PTX ISA, 9.7.9.25.3). In registers, loads of several rounds would wait for one another.
+//
+// The chunks of four neighbouring threads follow one another: what they share of a block is copied once, by the first.
 #pragma once
 #include "gemm/wgmma.h"
 #include "quant.h"
+#include "team.h"
 
 // Two chunks of format F for each of THREADS threads and DEPTH rounds.
 template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
     // Bytes of a field: smaller ones are copied with their neighbours.
     template <typename P> static constexpr u32 SIZE = sizeof(P) < 4 ? 4 : sizeof(P);
     static constexpr u32 size(u32 k) { return F::PLANES[k].bytes < 4 ? 4 : F::PLANES[k].bytes; }
-    // Where a field is, in bytes per thread.
-    static constexpr u32 offset(u32 k) { return k == 0 ? 0 : offset(k - 1) + size(k - 1); }
-    static constexpr u32 ROW_BYTES = THREADS * offset(F::N_PLANES), SHARED = DEPTH * 2 * ROW_BYTES;
+    static constexpr u32 sharers(u32 k) { return min_of(4u, F::PLANES[k].values / 32); }
+    // Where the field of a plane is, of all threads.
+    static constexpr u32 offset(u32 k) {
+        return k == 0 ? 0 : offset(k - 1) + THREADS / sharers(k - 1) * size(k - 1);
+    }
+    static constexpr u32 ROW_BYTES = offset(F::N_PLANES), SHARED = DEPTH * 2 * ROW_BYTES;
+    template <u32 K> static constexpr u32 SHARERS = sharers(K);
+    template <u32 K> static constexpr u32 OFFSET = offset(K);
 
     u8* memory;
 
@@ -23,9 +30,17 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
         u8* to;
         bool valid;
         template <u32 K, typename P> DEV_MEMBER void on(P&) const {
-            constexpr u32 OFFSET = THREADS * offset(K);
+            if (lane() % SHARERS<K> > 0) return;
             const u64 at = (u64)row.template field<K>(chunk), from = sizeof(P) < 4 ? at & ~3ull : at;
-            copy<SIZE<P>>(to + OFFSET + tid() * SIZE<P>, (const void*)from, valid);
+            copy<SIZE<P>>(to + OFFSET<K> + tid() / SHARERS<K> * SIZE<P>, (const void*)from, valid);
+        }
+    };
+    // Makes the shared fields of a wave visible to all its lanes.
+    struct Show {
+        u8* memory;
+        template <u32 K, typename P> DEV_MEMBER void on(P&) const {
+            constexpr u32 BYTES = WARP_SIZE / SHARERS<K> * SIZE<P>;
+            if constexpr (SHARERS<K> > 1) wave_barrier(memory + OFFSET<K> + wave() * BYTES, BYTES);
         }
     };
     struct Take {
@@ -33,8 +48,7 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
         u32 chunk;
         const u8* from;
         template <u32 K, typename P> DEV_MEMBER void on(P& field) const {
-            constexpr u32 OFFSET = THREADS * offset(K);
-            const u8* at = from + OFFSET + tid() * SIZE<P>;
+            const u8* at = from + OFFSET<K> + tid() / SHARERS<K> * SIZE<P>;
             if constexpr (sizeof(P) == 16) field = bits<P>(*(const u32_vec4*)at);
             else if constexpr (sizeof(P) == 8) field = bits<P>(*(const u32_vec2*)at);
             else if constexpr (sizeof(P) == 4) field = *(const P*)at;
@@ -53,6 +67,11 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
     // Waits for the round after which DEPTH - 1 others ended, and returns its chunks.
     DEV_MEMBER void take(F (&to)[2], const Block<F, Planes> (&rows)[2], u32 place, u32 chunk) const {
         wait();
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            F none;
+            none.fields(Show{memory + (2 * place + i) * ROW_BYTES});
+        }
 #pragma unroll
         for (u32 i = 0; i < 2; i++) to[i].fields(Take{rows[i], chunk, memory + (2 * place + i) * ROW_BYTES});
     }

@@ -92,7 +92,7 @@ template <typename F> struct HalfScales {
 template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 GROUPS = 2, ROWS = N, OUTS = 64 * GROUPS, THREADS = 128 * GROUPS, ELEMENTS = N / 2;
     // Steps of x in a slot of the ring: of few rows both of a round, because waiting costs more than multiplying.
-    static constexpr u32 PER_SLOT = N <= 128 ? 2 : 1, STEP_BYTES = N * wgmma::STEP * 2;
+    static constexpr u32 PER_SLOT = N <= 64 ? 2 : 1, STEP_BYTES = N * wgmma::STEP * 2;
     using Slots = Ring<SLOTS, PER_SLOT * STEP_BYTES>;
     using Coming = Chunks<F, THREADS, DEPTH>;
     // Blocks that a processor runs at once.

@@ -32,9 +32,39 @@ const ACTS_THREADS: u32 = 256;
 /// A part of a tile has at least this many rounds.
 const MIN_ROUNDS: usize = 4;
 
-/// The time of a tile of 256 rows, in that of a tile of 128, and what parts cost, in tiles: measured on an H200.
-const MOST_TIME: f64 = 1.5;
-const PARTS_TIME: f64 = 0.3;
+/// What the tiles of a kernel cost, in microseconds: measured on an H200 with Q4_K.
+#[derive(Clone, Copy)]
+struct Cost {
+    round: f64,
+    /// Of a launch, beside its rounds.
+    start: f64,
+    /// Of writing and reading sums, if tiles are divided.
+    parts: f64,
+}
+
+/// In the order of the kernels.
+const COSTS: [Cost; 4] = [
+    Cost {
+        round: 0.9,
+        start: 3.0,
+        parts: 3.0,
+    },
+    Cost {
+        round: 1.0,
+        start: 3.0,
+        parts: 4.0,
+    },
+    Cost {
+        round: 1.0,
+        start: 6.0,
+        parts: 10.0,
+    },
+    Cost {
+        round: 1.2,
+        start: 8.0,
+        parts: 25.0,
+    },
+];
 
 /// Of experts with up to this many rows on average, reading the weights limits: products take small tiles of rows, of
 /// which more are under way.
@@ -166,10 +196,11 @@ struct Tile {
     round: usize,
     /// Blocks that a processor runs at once.
     blocks: usize,
+    cost: Cost,
 }
 
 impl Tile {
-    /// The tiles of a product; of experts, those of one tile of rows.
+    /// Returns the tiles of a product; of experts, those of one tile of rows.
     fn n_tiles(&self, work: &Work<'_>) -> usize {
         let n_row_tiles = match work.experts {
             Some(_) => 1,
@@ -223,7 +254,7 @@ impl GemmHalves {
         let names = tile_names!(gemm_half_32, gemm_half_64, gemm_half_128, gemm_half_256);
         let module = self.kernels.gemm_half_32.module;
         let mut tiles = Vec::with_capacity(names.len());
-        for [rows, outs, threads, shared, round, blocks] in names {
+        for ([rows, outs, threads, shared, round, blocks], cost) in names.into_iter().zip(COSTS) {
             tiles.push(Tile {
                 rows: gpu.constant(module, rows)? as usize,
                 outs: gpu.constant(module, outs)? as usize,
@@ -231,6 +262,7 @@ impl GemmHalves {
                 shared_bytes: gpu.constant(module, shared)?,
                 round: gpu.constant(module, round)? as usize,
                 blocks: gpu.constant(module, blocks)? as usize,
+                cost,
             });
         }
         let tiles = <[Tile; 4]>::try_from(tiles)
@@ -257,7 +289,7 @@ impl GemmHalves {
             };
             return Ok((kernel, tile, division));
         }
-        let is_faster = most.1.waves() * MOST_TIME < many.1.waves();
+        let is_faster = most.1.time < many.1.time;
         let (kernel, (tile, division)) = match n_rows {
             n if n <= few.0.rows => (&kernels.gemm_half_32, few),
             n if n <= some.0.rows => (&kernels.gemm_half_64, some),
@@ -571,58 +603,57 @@ fn multiply(
 /// others.
 #[derive(Clone, Copy)]
 struct Division {
-    n_tiles: usize,
     n_whole: usize,
     n_blocks: usize,
-    /// Blocks that the device runs at once.
-    at_once: usize,
+    /// An estimate, in microseconds; of products of experts, 0.
+    time: f64,
 }
 
 impl Division {
-    /// For products of the same activations.
+    /// For products of the same activations: the faster of whole tiles and of tiles that fill the device evenly.
     fn new(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> Division {
         let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
-        let at_once = gpu.n_compute_units() as usize * tile.blocks;
+        let n_units = gpu.n_compute_units() as usize;
+        let at_once = n_units * tile.blocks;
         if let Some(experts) = &works[0].experts {
             // The device knows how many tiles of rows there are.
             let most = n_tiles * experts.routing.tiles[kind_of(&experts.routing)].len();
             return Division {
-                n_tiles,
                 n_whole: n_tiles,
                 n_blocks: most.min(at_once),
-                at_once,
+                time: 0.0,
             };
         }
+        let Cost {
+            round,
+            start,
+            parts,
+        } = tile.cost;
         let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
+        // Blocks of a processor take turns.
+        let whole = Division {
+            n_whole: n_tiles,
+            n_blocks: n_tiles.min(at_once),
+            time: (n_tiles.div_ceil(n_units) * n_rounds) as f64 * round + start,
+        };
         let rest = n_tiles % at_once;
         let most = rest * n_rounds / MIN_ROUNDS;
         let n_blocks = match n_tiles < at_once {
             true => most.min(at_once),
             false => at_once,
         };
-        // Parts cost time, too: they are written and read.
-        let is_divided = rest * 10 < at_once * 9 && n_blocks > rest && most >= n_blocks;
-        match is_divided && !gpu.takes(Variant::SplitsOff) {
-            true => Division {
-                n_tiles,
-                n_whole: n_tiles - rest,
-                n_blocks,
-                at_once,
-            },
-            false => Division {
-                n_tiles,
-                n_whole: n_tiles,
-                n_blocks: n_tiles.min(at_once),
-                at_once,
-            },
+        if n_blocks <= rest || most < n_blocks || gpu.takes(Variant::SplitsOff) {
+            return whole;
         }
-    }
-
-    /// How many whole tiles each block takes the time of.
-    fn waves(&self) -> f64 {
-        match self.n_whole == self.n_tiles {
-            true => self.n_tiles.div_ceil(self.at_once) as f64,
-            false => self.n_tiles as f64 / self.at_once as f64 + PARTS_TIME,
+        let of_block = (n_tiles * n_rounds) as f64 / n_blocks.min(n_units) as f64;
+        let divided = Division {
+            n_whole: n_tiles - rest,
+            n_blocks,
+            time: of_block * round + start + parts,
+        };
+        match divided.time < whole.time || gpu.takes(Variant::SplitsOn) {
+            true => divided,
+            false => whole,
         }
     }
 }

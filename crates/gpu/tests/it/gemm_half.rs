@@ -176,10 +176,20 @@ fn scales_of_any_size(ty: GgmlType) {
 fn every_tile() {
     let ty = GgmlType::Q4_K;
     for gpu in gpus(ty) {
-        for [n_rows, n_in] in [[32, 2048], [64, 1024], [100, 256], [129, 512], [300, 768]] {
+        for [n_rows, n_in] in [
+            [12, 512],
+            [32, 512],
+            [64, 256],
+            [100, 256],
+            [129, 512],
+            [300, 256],
+        ] {
             check(&gpu, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
         }
-        check(&gpu, ty, [12, 4096], [20, 130, 300], Fill::Random);
+        let divides = gpu.with_variants("splits=on".parse().unwrap());
+        for [n_rows, n_in] in [[30, 1024], [60, 1024], [100, 1536], [256, 2560]] {
+            check(&divides, ty, [n_rows, n_in], [20, 130, 66], Fill::Random);
+        }
     }
 }
 

@@ -22,5 +22,5 @@
 
 HALF(gemm_half_32, 32, 4, 4)
 HALF(gemm_half_64, 64, 3, 3)
-HALF(gemm_half_128, 128, 4, 5)
+HALF(gemm_half_128, 128, 7, 5)
 HALF(gemm_half_256, 256, 5, 3)
