@@ -175,9 +175,12 @@ fn merged_name(ops: &[Op]) -> &'static str {
     } else if has(|op| matches!(op, Op::ExpertMatMul { .. })) {
         "expert_gate"
     } else if has(|op| matches!(op, Op::HeadMatMul { .. })) {
-        match has(|op| matches!(op, Op::KvAppend { .. })) {
-            true => "latent_queries",
-            false => "head_matmul",
+        if has(|op| matches!(op, Op::Attention { .. })) {
+            "latent_attention"
+        } else if has(|op| matches!(op, Op::KvAppend { .. })) {
+            "latent_queries"
+        } else {
+            "head_matmul"
         }
     } else if has(|op| matches!(op, Op::CombineExperts { .. })) {
         "combine_experts"

@@ -174,7 +174,8 @@ impl GpuBackend {
             kv_type: kv_type(options.kv_type)?,
         };
         let before = gpu.allocated_bytes();
-        let memory = Memory::new(&gpu, &part.plan, &sizes)?;
+        let latent = compile::latent_heads(&part.plan, &segments);
+        let memory = Memory::new(&gpu, &part.plan, latent, &sizes)?;
         let kept = memory.kv_bytes() + memory.state_bytes();
         let scratch = gpu.allocated_bytes() - before - kept;
         let transfers = Transfers::new(&gpu, &part, &sizes.step)?;

@@ -86,10 +86,13 @@ KERNEL(get_rows, GetRowsParams, THREADS) {
     });
 }
 
+// The grid is [blocks of a matrix, matrices].
 template <typename Out> struct DequantizeParams {
     Weights w;
     Out* out;
-    FIELDS(w, out)
+    // From a matrix to the next one.
+    u64 matrix_bytes;
+    FIELDS(w, out, matrix_bytes)
 };
 
 // For chunks of 32 values, which are consecutive in `out` as in rows; `out` is 16-byte aligned.
@@ -156,7 +159,9 @@ template <typename T, typename Out, typename F> DEV void dequantize_flat(const D
 }
 
 // `convert` returns the bits of a value in the output type.
-template <typename Out, typename F> DEV void dequantize_all(const DequantizeParams<Out>& p, F convert) {
+template <typename Out, typename F> DEV void dequantize_all(DequantizeParams<Out> p, F convert) {
+    p.w.data += bid_y() * p.matrix_bytes;
+    p.out += (u64)bid_y() * p.w.n_out * p.w.n_in;
     if ((u64)p.out % 16 == 0 && p.w.n_in % UNIT == 0) {
         if constexpr (FORMAT::FLOAT) dequantize_flat<FORMAT>(p, convert);
         else dequantize_staged(p, convert);

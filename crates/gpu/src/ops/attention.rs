@@ -615,19 +615,6 @@ impl Call<'_> {
         }
     }
 
-    fn cache(&self) -> CacheParams {
-        let [k, v] = self.kv.planes();
-        CacheParams {
-            k,
-            v,
-            block_tables: self.step.block_tables.address(),
-            max_pages: self.step.max_pages as u32,
-            page_shift: self.kv.shape.page.trailing_zeros(),
-            n_kv_heads: self.kv.shape.n_kv_heads as u32,
-            pad: 0,
-        }
-    }
-
     fn scores(&self) -> ScoreParams {
         let scores = self.queries.scores;
         let (window, chunk_bits, ahead) = match scores.mask {
@@ -679,7 +666,7 @@ impl Call<'_> {
             positions: self.step.positions.address(),
             seq_of_row: self.step.seq_of_row.address(),
             seqs: self.step.seqs.table(),
-            cache: self.cache(),
+            cache: CacheParams::new(self.kv, self.step),
             scores: self.scores(),
             n_rows: self.step.n_rows() as u32,
             n_heads: self.queries.n_heads as u32,
@@ -823,7 +810,7 @@ impl Call<'_> {
             partial: self.scratch.partial.as_slice::<f32>().address(),
             seqs: self.step.seqs.table(),
             seq_of_row: self.step.seq_of_row.address(),
-            cache: self.cache(),
+            cache: CacheParams::new(self.kv, self.step),
             scores: self.scores(),
             n_rows: n_rows as u32,
             n_heads: n_heads as u32,

@@ -2,9 +2,9 @@
 //! `kernels/hopper/attend.hip`.
 
 use crate::kernel::{Table, layout};
-use crate::kv::Planes;
+use crate::kv::{KvLayer, Planes};
 use crate::memory::Address;
-use crate::step::SeqRows;
+use crate::step::{SeqRows, Step};
 
 /// `KvCache` in attention.h.
 #[repr(C)]
@@ -17,6 +17,21 @@ pub(super) struct CacheParams {
     pub(super) page_shift: u32,
     pub(super) n_kv_heads: u32,
     pub(super) pad: u32,
+}
+
+impl CacheParams {
+    pub(super) fn new(kv: &KvLayer<'_>, step: &Step<'_>) -> CacheParams {
+        let [k, v] = kv.planes();
+        CacheParams {
+            k,
+            v,
+            block_tables: step.block_tables.address(),
+            max_pages: step.max_pages as u32,
+            page_shift: kv.shape.page.trailing_zeros(),
+            n_kv_heads: kv.shape.n_kv_heads as u32,
+            pad: 0,
+        }
+    }
 }
 
 layout!(CacheParams {

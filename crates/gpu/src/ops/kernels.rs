@@ -4,6 +4,7 @@ use super::argmax::ArgmaxKernels;
 use super::attend::AttendKernels;
 use super::attention::{DecodeKernels, PrefillKernels};
 use super::elementwise::ElementwiseKernels;
+use super::expand::ExpandKernels;
 use super::formats::{PerFormat, format_modules};
 use super::group::BatchKernels;
 use super::half::{GemmHalves, HalfActsKernels};
@@ -68,6 +69,7 @@ modules! {
         bandwidth: BandwidthKernels,
         batch: BatchKernels,
         elementwise: ElementwiseKernels,
+        expand: ExpandKernels,
         experts: ExpertsKernels,
         half_acts: HalfActsKernels,
         heads: HeadsKernels,

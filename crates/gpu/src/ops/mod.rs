@@ -5,6 +5,7 @@ mod attend;
 mod attention;
 mod attention_params;
 mod elementwise;
+mod expand;
 mod formats;
 mod gemm;
 mod gemv;
@@ -37,6 +38,7 @@ pub(crate) use attention::{DecodeExtents, check_heads};
 pub use elementwise::{
     activate, add, add_gated, copy_part, gated_activation, scale, scale_rows, select_rows, soft_cap,
 };
+pub use expand::{HeadsMemory, LatentHeads, attend_to_heads};
 pub(crate) use formats::check_format;
 pub use gemm::{matmul, matmul_tiled};
 pub use gemv::{MAX_ROWS, matvec, matvec_gated};
@@ -61,6 +63,7 @@ pub use recurrent::{Conv, causal_conv, check_linear_heads, linear_attention};
 pub(crate) use rope_kv::check_append;
 pub use rope_kv::{
     HeadNorms, LatentRopeKv, RopeKv, RopeStyle, Rotation, kv_append, latent_rope_kv, rope, rope_kv,
+    rope_to,
 };
 pub use routing::{
     ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, Router, Routing,

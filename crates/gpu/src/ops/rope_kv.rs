@@ -53,7 +53,7 @@ pub struct RopeKv<'a> {
 /// The operands of [`latent_rope_kv`]: queries and keys whose last values are rotated and come from elsewhere.
 #[derive(Clone, Copy)]
 pub struct LatentRopeKv<'a> {
-    /// `[n_rows, n_heads * k_dim]`: only the rotated values are written.
+    /// `[n_rows, n_heads * k_dim]`: only the rotated values are written. Perhaps empty.
     pub q: Slice<'a, f32>,
     /// `[n_rows, n_heads * dim]`: the last values of each head are rotated.
     pub q_tail: Slice<'a, f32>,
@@ -180,9 +180,23 @@ pub fn rope(
     rotation: &Rotation<'_>,
     step: &Step<'_>,
 ) -> Result<(), GpuError> {
+    rope_to(gpu, [x, x], head_dim, rotation, step)
+}
+
+/// As [`rope`], from one buffer to another.
+///
+/// # Panics
+/// As [`rope`].
+pub fn rope_to(
+    gpu: &Gpu,
+    from_to: [Slice<'_, f32>; 2],
+    head_dim: usize,
+    rotation: &Rotation<'_>,
+    step: &Step<'_>,
+) -> Result<(), GpuError> {
     let mut params = RopeKvParams::default();
     params.set_step(step);
-    params.set_queries([x, x], head_dim, step.n_rows());
+    params.set_queries(from_to, head_dim, step.n_rows());
     params.set_table(rotation);
     params.launch(gpu, KvType::F16, rotation.style, step.n_rows())
 }
@@ -265,7 +279,7 @@ pub fn latent_rope_kv(
     let n_heads = n_rows * params.n_q_heads as usize;
     let tail_dim = operands.q_tail.len() / n_heads.max(1);
     assert!(
-        operands.q_tail.len() == n_heads * tail_dim && tail_dim >= n_rot,
+        operands.q_tail.len() == n_heads * tail_dim && (n_heads == 0 || tail_dim >= n_rot),
         "heads with ends of {n_rot} values"
     );
     params.set_layer(layer);

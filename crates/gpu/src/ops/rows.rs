@@ -6,9 +6,9 @@ use zerocopy::{Immutable, IntoBytes};
 use super::formats::n_chunks;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernel::{Kernel, kernels, layout};
+use crate::kernel::{Count, Kernel, kernels, layout};
 use crate::memory::{Address, Slice};
-use crate::operands::{Matrix, OutMode};
+use crate::operands::{ExpertMatrices, Matrix, OutMode};
 
 /// Threads per block of every kernel here.
 const THREADS: u32 = 256;
@@ -85,13 +85,18 @@ layout!(GetRowsParams {
 struct DequantizeParams {
     w: Weights,
     out: Address,
+    matrix_bytes: Count,
 }
 
-layout!(DequantizeParams { w, out });
+layout!(DequantizeParams {
+    w,
+    out,
+    matrix_bytes
+});
 
 const _: () = assert!(size_of::<RepackParams>() == 32);
 const _: () = assert!(size_of::<GetRowsParams>() == 48);
-const _: () = assert!(size_of::<DequantizeParams>() == 24);
+const _: () = assert!(size_of::<DequantizeParams>() == 32);
 
 kernels! {
     struct RowsKernels {
@@ -214,7 +219,7 @@ pub fn get_rows(
 /// If `out` has another shape.
 pub fn dequantize(gpu: &Gpu, matrix: &Matrix<'_>, out: Slice<'_, f32>) -> Result<(), GpuError> {
     let kernel = &gpu.kernels().rows.of(matrix.ty)?.dequantize;
-    dequantize_to(gpu, matrix, kernel, out)
+    dequantize_to(gpu, matrix, [1, 0], kernel, out)
 }
 
 /// As [`dequantize`], rounded to f16 (bits).
@@ -226,21 +231,43 @@ pub fn dequantize(gpu: &Gpu, matrix: &Matrix<'_>, out: Slice<'_, f32>) -> Result
 /// As [`dequantize`].
 pub fn dequantize_f16(gpu: &Gpu, matrix: &Matrix<'_>, out: Slice<'_, u16>) -> Result<(), GpuError> {
     let kernel = &gpu.kernels().rows.of(matrix.ty)?.dequantize_f16;
-    dequantize_to(gpu, matrix, kernel, out)
+    dequantize_to(gpu, matrix, [1, 0], kernel, out)
 }
 
+/// As [`dequantize_f16`], of all matrices of a stack, out `[n_experts, n_out, n_in]`.
+///
+/// # Errors
+/// As [`dequantize`].
+///
+/// # Panics
+/// As [`dequantize`].
+pub(super) fn dequantize_stack_f16(
+    gpu: &Gpu,
+    matrices: &ExpertMatrices<'_>,
+    out: Slice<'_, u16>,
+) -> Result<(), GpuError> {
+    let kernel = &gpu.kernels().rows.of(matrices.ty)?.dequantize_f16;
+    let stack = [matrices.stack.n_experts, matrices.expert_bytes()];
+    dequantize_to(gpu, &matrices.matrix(0), stack, kernel, out)
+}
+
+/// Dequantizes as many matrices, so many bytes after one another.
 fn dequantize_to<T>(
     gpu: &Gpu,
     matrix: &Matrix<'_>,
+    [n_matrices, matrix_bytes]: [usize; 2],
     kernel: &Kernel<DequantizeParams>,
     out: Slice<'_, T>,
 ) -> Result<(), GpuError> {
-    assert_eq!(out.len(), matrix.n_out * matrix.n_in, "[n_out, n_in]");
+    let n_values = n_matrices * matrix.n_out * matrix.n_in;
+    assert_eq!(out.len(), n_values, "[n_out, n_in]");
     let params = DequantizeParams {
         w: matrix.into(),
         out: out.address(),
+        matrix_bytes: Count(matrix_bytes as u64),
     };
-    let grid = grid(matrix.ty, matrix.n_out, matrix.n_in);
+    let [n_blocks, ..] = grid(matrix.ty, matrix.n_out, matrix.n_in);
+    let grid = [n_blocks, n_matrices as u32, 1];
     gpu.launch(kernel, grid, THREADS, 0, &params)
 }
 

@@ -11,6 +11,7 @@ mod attention;
 mod batch;
 mod driver;
 mod elementwise;
+mod expand;
 mod experts;
 mod faults;
 mod functions;

@@ -5,6 +5,7 @@ mod linear;
 
 use std::ops::Range;
 
+use rocmforge_gpu::ops::LatentHeads;
 use rocmforge_gpu::{Variant, Variants};
 
 use rocmforge_plan::Weights;
@@ -13,7 +14,7 @@ use rocmforge_plan::{
     WeightId, is_dead,
 };
 
-pub(crate) use heads::{HeadProductsOps, LatentQueriesOps};
+pub(crate) use heads::{AttendToHeadsOps, HeadProductsOps, LatentQueriesOps};
 pub(crate) use linear::{LinearDecodeOps, LinearInputsOps};
 
 /// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
@@ -29,6 +30,8 @@ pub(crate) enum Stage {
     HeadProducts { first: usize, ops: HeadProductsOps },
     /// The queries of latent attention with RoPE, and the append of its keys, normalized and rotated, to the KV cache.
     LatentQueries { first: usize, ops: LatentQueriesOps },
+    /// Latent attention by keys and values of all heads, in place of latent vectors.
+    AttendToHeads { first: usize, ops: AttendToHeadsOps },
     /// Gate and up projections of MoE experts, and the gated activation.
     ExpertGate { first: usize, ops: ExpertGateOps },
     /// The weighted sum of the experts' outputs, added to `out`.
@@ -106,6 +109,7 @@ impl Stage {
             Stage::RopeKv { first, ops } => first..first + if ops.norms.is_some() { 5 } else { 3 },
             Stage::HeadProducts { first, .. } => first..first + 2,
             Stage::LatentQueries { first, .. } => first..first + heads::LATENT_QUERIES,
+            Stage::AttendToHeads { first, ops } => first..ops.attention + 4,
             Stage::ExpertGate { first, .. } => first..first + 3,
             Stage::CombineAdd { first, .. } => first..first + 2,
             Stage::LinearInputs { first, ops } => first..first + ops.n_ops,
@@ -123,6 +127,18 @@ impl Stage {
                 let [normed, keys] = ops.unwritten;
                 vec![ops.product.unwritten, normed, keys]
             }
+            Stage::AttendToHeads { ops, .. } => {
+                let [normed, keys] = ops.queries.unwritten;
+                let wide = ops.queries.product;
+                vec![
+                    wide.out,
+                    wide.unwritten,
+                    normed,
+                    keys,
+                    ops.unwritten,
+                    ops.values.unwritten,
+                ]
+            }
             Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
             Stage::CombineAdd { sum_unwritten, .. } => vec![sum_unwritten],
             Stage::LinearInputs { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
@@ -137,6 +153,19 @@ pub(crate) struct Segment {
     /// Their range in the plan.
     pub(crate) ops: Range<usize>,
     pub(crate) stages: Vec<Stage>,
+    /// The same for steps whose latent attention is that to keys and values of heads.
+    pub(crate) stages_to_heads: Vec<Stage>,
+}
+
+/// Returns the heads of latent attention, if all layers that have it have the same.
+pub(crate) fn latent_heads(plan: &Plan, segments: &[Segment]) -> Option<LatentHeads> {
+    let stages = segments.iter().flat_map(|segment| &segment.stages_to_heads);
+    let mut all = stages.filter_map(|stage| match stage {
+        Stage::AttendToHeads { ops, .. } => Some(heads::heads_of(plan, ops)),
+        _ => None,
+    });
+    let first = all.next()?;
+    all.all(|other| other == first).then_some(first)
 }
 
 /// Returns the segments of `part`, in order, with fused stages where `variants` allow.
@@ -188,10 +217,32 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
             at = stage.ops().end;
             stages.push(stage);
         }
-        let ops = ops.clone();
-        Segment { ops, stages }
+        Segment {
+            ops: ops.clone(),
+            stages_to_heads: to_heads(part, &stages),
+            stages,
+        }
     });
     segments.collect()
+}
+
+/// Returns stages with latent attention as one stage where it can be.
+fn to_heads(part: &PlanPart, stages: &[Stage]) -> Vec<Stage> {
+    let mut all = Vec::new();
+    let mut rest = stages;
+    while let Some((stage, after)) = rest.split_first() {
+        let merged = heads::attend_to_heads(&part.plan, rest).filter(|merged| {
+            let mut exporters = part.exporters.range(merged.ops());
+            exporters.next().is_none()
+        });
+        let stage = merged.unwrap_or(*stage);
+        let n_left = after
+            .iter()
+            .filter(|next| next.ops().start >= stage.ops().end);
+        rest = &after[after.len() - n_left.count()..];
+        all.push(stage);
+    }
+    all
 }
 
 /// Matches the norm of rows whose result is converted next.

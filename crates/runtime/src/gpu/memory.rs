@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rocmforge_gpu::ops::{AttentionScratch, Routing, RoutingBuffer};
+use rocmforge_gpu::ops::{AttentionScratch, HeadsMemory, LatentHeads, Routing, RoutingBuffer};
 use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice};
 
 use super::shift::ShiftMemory;
@@ -44,12 +44,20 @@ pub(crate) struct Memory {
     /// Scratch for one side of a gated GEMM whose activation is a separate launch.
     gated: Buffer,
     pub(crate) attention: AttentionScratch,
+    /// For latent attention of prompts.
+    heads_memory: Option<HeadsMemory>,
     pub(crate) step: StepMemory,
     pub(crate) shifts: ShiftMemory,
 }
 
 impl Memory {
-    pub(crate) fn new(gpu: &Gpu, plan: &Plan, sizes: &Sizes) -> Result<Memory, GpuError> {
+    /// `latent`: the heads of latent attention, if prompts may need keys and values of these.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        plan: &Plan,
+        latent: Option<LatentHeads>,
+        sizes: &Sizes,
+    ) -> Result<Memory, GpuError> {
         let StepSizes {
             max_rows,
             max_logits,
@@ -116,6 +124,13 @@ impl Memory {
                 v_dim,
                 sizes.n_ctx,
             )?,
+            heads_memory: match latent {
+                Some(heads) => {
+                    let positions = [sizes.page, sizes.n_ctx];
+                    HeadsMemory::new(gpu, sizes.kv_type, heads, positions)?
+                }
+                None => None,
+            },
             step: StepMemory::new(gpu, sizes.step)?,
             shifts: ShiftMemory::new(gpu, sizes.step.max_pages)?,
         })
@@ -153,6 +168,10 @@ impl Memory {
     pub(crate) fn rope(&self, id: RopeId) -> (Slice<'_, f32>, usize) {
         let (n_rot, table) = &self.rope[id.0 as usize];
         (table.as_slice(), *n_rot)
+    }
+
+    pub(crate) fn heads_memory(&self) -> Option<&HeadsMemory> {
+        self.heads_memory.as_ref()
     }
 
     /// Returns the KV cache of a layer.

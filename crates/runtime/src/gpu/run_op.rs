@@ -2,13 +2,13 @@
 
 use rocmforge_gpu::ops::{
     self, Conv, ConvPart, ExpertGated, ExpertProduct, Gated, GroupNorm, HeadFactors, HeadNorms,
-    LatentRopeKv, Product, Queries, RopeKv, Rotation, Scores,
+    LatentHeads, LatentRopeKv, Product, Queries, RopeKv, Rotation, Scores,
 };
 use rocmforge_gpu::{Gpu, GpuError, KvLayer, OutMode, Slice};
 
 use super::compile::{
-    ExpertGateOps, HeadProductsOps, LatentQueriesOps, LinearDecodeOps, LinearInputsOps,
-    NormQuantizeOps, RopeKvOps, Stage,
+    AttendToHeadsOps, ExpertGateOps, HeadProductsOps, LatentQueriesOps, LinearDecodeOps,
+    LinearInputsOps, NormQuantizeOps, RopeKvOps, Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -36,7 +36,12 @@ impl<'a> Launcher<'a> {
             Stage::NormQuantize { ops, .. } => self.norm_quantize(ops),
             Stage::RopeKv { ops, .. } => self.rope_kv(ops),
             Stage::HeadProducts { ops, .. } => self.head_products(ops),
-            Stage::LatentQueries { ops, .. } => self.latent_queries(ops),
+            Stage::LatentQueries { ops, .. } => {
+                self.head_products(&ops.product)?;
+                let q = [ops.product.out, ops.q_tail].map(|id| self.buffer(id));
+                self.latent_rope_kv(ops, q)
+            }
+            Stage::AttendToHeads { ops, .. } => self.attend_to_heads(ops),
             Stage::ExpertGate { ops, .. } => self.expert_gate(ops),
             Stage::CombineAdd {
                 x, routing, out, ..
@@ -592,13 +597,16 @@ impl<'a> Launcher<'a> {
         ops::head_products(self.gpu, &x, &heads, matrices, self.buffer(ops.out))
     }
 
-    /// Computes and rotates the queries of latent attention, and appends its keys to the KV cache.
-    fn latent_queries(&self, ops: &LatentQueriesOps) -> Result<(), GpuError> {
-        self.head_products(&ops.product)?;
+    /// Rotates the ends of latent queries, and appends the keys to the KV cache.
+    fn latent_rope_kv(
+        &self,
+        ops: &LatentQueriesOps,
+        [q, q_tail]: [Slice<'_, f32>; 2],
+    ) -> Result<(), GpuError> {
         let (norm, eps) = ops.norm;
         let operands = LatentRopeKv {
-            q: self.buffer(ops.product.out),
-            q_tail: self.buffer(ops.q_tail),
+            q,
+            q_tail,
             k: self.buffer(ops.k),
             k_tail: self.buffer(ops.k_tail),
             rotation: self.rotation(ops.table, ops.style, ops.start),
@@ -607,6 +615,47 @@ impl<'a> Launcher<'a> {
         };
         let step = self.memory.step.step(self.shape);
         ops::latent_rope_kv(self.gpu, &operands, &self.memory.layer(ops.layer), &step)
+    }
+
+    /// Computes latent attention by keys and values of all heads.
+    fn attend_to_heads(&self, ops: &AttendToHeadsOps) -> Result<(), GpuError> {
+        let Launcher {
+            gpu, memory, shape, ..
+        } = *self;
+        let keys = &ops.queries;
+        let heads = memory
+            .heads_memory()
+            .expect("the shape says that there is memory");
+        let LatentHeads {
+            n_heads,
+            k_dim,
+            n_rot,
+            ..
+        } = heads.heads();
+        let (step, layer) = (memory.step.step(shape), memory.layer(keys.layer));
+        let q = self.buffer(keys.q_tail);
+        let rotated = self.buffer(keys.product.out).part(0..q.len());
+        let rotation = self.rotation(keys.table, keys.style, k_dim - n_rot);
+        ops::rope_to(gpu, [q, rotated], k_dim, &rotation, &step)?;
+        self.latent_rope_kv(keys, [q.part(0..0); 2])?;
+        let (queries, _) = self.queries(&self.plan.ops[ops.attention]);
+        let queries = Queries {
+            q: rotated,
+            out: self.buffer(ops.values.out),
+            ..queries
+        };
+        let stack = ExpertStack::whole(n_heads);
+        let matrices = [keys.product.weight, ops.values.weight]
+            .map(|weight| self.weights.experts(weight, stack));
+        let latents = (&layer, shape.n_to_heads);
+        ops::attend_to_heads(
+            gpu,
+            &queries,
+            latents,
+            matrices,
+            &step,
+            (heads, &memory.attention),
+        )
     }
 
     fn conv(

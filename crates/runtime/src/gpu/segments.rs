@@ -103,7 +103,28 @@ impl GpuBackend {
         let is_decode = batch.seqs.len() == n && batch.logits.len() == n && n <= MAX_BUCKET;
         match is_decode {
             true => (StepShape::decode(bucket(n), chooser), StepKind::Decode),
-            false => (StepShape::of(batch, chooser), StepKind::Mixed),
+            false => {
+                let n_to_heads = self.n_to_heads(batch);
+                let shape = StepShape {
+                    n_to_heads,
+                    ..StepShape::of(batch, chooser)
+                };
+                (shape, StepKind::Mixed)
+            }
+        }
+    }
+
+    /// Returns the positions of the batch's only sequence if latent attention to keys and values of heads is faster.
+    fn n_to_heads(&self, batch: &Batch) -> usize {
+        match (self.memory.heads_memory(), &batch.seqs[..]) {
+            (Some(memory), [seq]) if seq.n_rows == batch.tokens.len() => {
+                let n_positions = seq.first_pos + seq.n_rows;
+                match memory.is_faster(&self.gpu, seq.n_rows, n_positions) {
+                    true => n_positions,
+                    false => 0,
+                }
+            }
+            _ => 0,
         }
     }
 
@@ -149,7 +170,12 @@ impl GpuBackend {
             self.begin(shape)?;
             mark(StepPart::Begin);
         }
-        for stage in &self.segments[segment].stages {
+        let segment_stages = &self.segments[segment];
+        let stages = match shape.n_to_heads {
+            0 => &segment_stages.stages,
+            _ => &segment_stages.stages_to_heads,
+        };
+        for stage in stages {
             if !self.is_skipped(stage.ops().start, shape) {
                 launcher.run(stage)?;
                 mark(StepPart::Ops(stage.ops()));

@@ -58,6 +58,8 @@ pub(crate) struct StepShape {
     pub(crate) max_rows_of_seq: usize,
     pub(crate) chooser: Chooser,
     pub(crate) choosing: Choosing,
+    /// Positions of the only sequence, if latent attention is that to keys and values of heads; else 0.
+    pub(crate) n_to_heads: usize,
 }
 
 impl StepShape {
@@ -70,6 +72,7 @@ impl StepShape {
             max_rows_of_seq: batch.seqs.iter().map(|seq| seq.n_rows).max().unwrap_or(0),
             chooser,
             choosing: Choosing::InStep,
+            n_to_heads: 0,
         }
     }
 
@@ -83,6 +86,7 @@ impl StepShape {
             max_rows_of_seq: 1,
             chooser,
             choosing: Choosing::InStep,
+            n_to_heads: 0,
         }
     }
 }

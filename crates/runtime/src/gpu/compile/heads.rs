@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::Stage;
+use rocmforge_gpu::ops::LatentHeads;
 use rocmforge_plan::{
     ActsId, BufferId, Op, Plan, RopeId, RopeStyle, Values, WeightId, Weights, is_dead,
 };
@@ -35,6 +37,85 @@ pub(crate) struct LatentQueriesOps {
     pub(crate) start: usize,
     /// Hold the normalized keys, and those with their ends, in the unfused plan.
     pub(crate) unwritten: [BufferId; 2],
+}
+
+/// The operands of [`super::Stage::AttendToHeads`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct AttendToHeadsOps {
+    pub(crate) queries: LatentQueriesOps,
+    /// The index of the attention.
+    pub(crate) attention: usize,
+    pub(crate) values: HeadProductsOps,
+    /// Holds the output of the attention in the plan.
+    pub(crate) unwritten: BufferId,
+}
+
+/// Matches the stages of latent attention: of queries that nothing else reads, and of an output that only the products with
+/// the heads' matrices of values read.
+pub(super) fn attend_to_heads(plan: &Plan, stages: &[Stage]) -> Option<Stage> {
+    let &[
+        Stage::One(first),
+        Stage::LatentQueries { ops: queries, .. },
+        Stage::One(attention),
+        Stage::One(conversion),
+        Stage::HeadProducts { ops: values, .. },
+        ..,
+    ] = stages
+    else {
+        return None;
+    };
+    let (
+        &Op::QuantizeHeads { x: q, start: 0, .. },
+        &Op::Attention {
+            layer,
+            q: attending,
+            sinks: None,
+            out: attended,
+            ..
+        },
+        &Op::QuantizeHeads {
+            x: converted,
+            start: 0,
+            ..
+        },
+    ) = (
+        &plan.ops[first],
+        &plan.ops[attention],
+        &plan.ops[conversion],
+    )
+    else {
+        return None;
+    };
+    let is_chain = (q, attending, converted) == (queries.q_tail, queries.product.out, attended)
+        && layer == queries.layer;
+    let after = &plan.ops[conversion + 3..];
+    let are_dead = [queries.product.out, attended]
+        .iter()
+        .all(|id| is_dead(after, *id, plan.logits));
+    // The queries are rotated where the plan has the wider ones.
+    let width = |id: BufferId| plan.buffers[id.0 as usize].width;
+    let is_apart =
+        ![q, values.out].contains(&queries.product.out) && width(q) <= width(queries.product.out);
+    let ops = AttendToHeadsOps {
+        queries,
+        attention,
+        values,
+        unwritten: attended,
+    };
+    (is_chain && are_dead && is_apart).then_some(Stage::AttendToHeads { first, ops })
+}
+
+/// The heads of a stage of latent attention.
+pub(super) fn heads_of(plan: &Plan, ops: &AttendToHeadsOps) -> LatentHeads {
+    let (n_heads, start) = (ops.values.n_heads, ops.queries.start);
+    let width = |id: BufferId| plan.buffers[id.0 as usize].width / n_heads;
+    LatentHeads {
+        n_heads,
+        k_dim: width(ops.queries.q_tail),
+        n_rot: plan.kv[ops.queries.layer].k_dim - start,
+        v_dim: width(ops.values.out),
+        rank: start,
+    }
 }
 
 /// Matches a product of heads whose only use is to be put into rows of tokens.
