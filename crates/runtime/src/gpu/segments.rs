@@ -115,7 +115,7 @@ impl GpuBackend {
     }
 
     /// Returns the positions of the batch's only sequence if latent attention to keys and values of heads is faster.
-    fn n_to_heads(&self, batch: &Batch) -> usize {
+    pub(super) fn n_to_heads(&self, batch: &Batch) -> usize {
         match (self.memory.heads_memory(), &batch.seqs[..]) {
             (Some(memory), [seq]) if seq.n_rows == batch.tokens.len() => {
                 let n_positions = seq.first_pos + seq.n_rows;

@@ -12,16 +12,25 @@ const PAGE: usize = 16;
 const N_SEQS: usize = 3;
 
 fn backend(gpu: &Gpu, model: &Model, graphs: Graphs) -> GpuBackend {
+    backend_of(gpu, model, (graphs, [PAGE, N_SEQS]))
+}
+
+/// For `n_ctx` positions of each sequence and `max_tokens` rows of a step.
+fn backend_of(
+    gpu: &Gpu,
+    model: &Model,
+    (graphs, [n_ctx, max_tokens]): (Graphs, [usize; 2]),
+) -> GpuBackend {
     let mut plan = model.compiled_plan(Fusion::On);
-    plan.rope.iter_mut().for_each(|table| table.settle(PAGE));
+    plan.rope.iter_mut().for_each(|table| table.settle(n_ctx));
     let options = GpuOptions {
-        n_ctx: PAGE,
-        max_tokens: N_SEQS,
+        n_ctx,
+        max_tokens,
         max_logits: N_SEQS,
         max_sampled: N_SEQS,
         max_seqs: N_SEQS,
         page: PAGE,
-        n_blocks: N_SEQS,
+        n_blocks: N_SEQS * n_ctx.div_ceil(PAGE),
         n_slots: 0,
         kv_type: KvType::F16,
         graphs,
@@ -29,6 +38,15 @@ fn backend(gpu: &Gpu, model: &Model, graphs: Graphs) -> GpuBackend {
         n_threads: 1,
     };
     GpuBackend::new(gpu.clone(), plan, &model.weights, options).unwrap()
+}
+
+/// Opens the emulated GPU with Hopper's kernels.
+fn hopper() -> Option<Gpu> {
+    if !rocmforge_gpu::image_targets().contains(&"host-nv") {
+        println!("skipped: built without the target host-nv");
+        return None;
+    }
+    Some(Gpu::open("host:nv".parse().unwrap()).unwrap())
 }
 
 /// A step in which each sequence decodes its first token.
@@ -159,4 +177,64 @@ fn check(got: &RowOutput, expected: &RowOutput) {
     for (got, wanted) in top.iter().zip(&wanted_top) {
         assert!(got.id == wanted.id && is_close(got.logprob, wanted.logprob));
     }
+}
+
+/// A prompt of latent attention, whose second part meets keys and values of heads unless it comes in pieces.
+#[test]
+fn a_prompt_attends_to_heads() {
+    const N_CTX: usize = 136;
+    let Some(gpu) = hopper() else { return };
+    let writer = synth::families::model_of("deepseek3", GgmlType::Q8_0, 1).unwrap();
+    let gguf = Gguf::from_vec(writer.unwrap().to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let part = |step: usize, first: usize, n: usize| {
+        let positions = first as u32..(first + n) as u32;
+        let blocks: Vec<u32> = (0..N_CTX.div_ceil(PAGE) as u32).collect();
+        Batch {
+            step: step as u64,
+            tokens: { positions.clone() }
+                .map(|i| InputToken::Id(i * 7 % 60))
+                .collect(),
+            slots: positions.clone().collect(),
+            positions: positions.collect(),
+            seqs: vec![BatchSeq {
+                first_row: 0,
+                n_rows: n,
+                first_pos: first,
+                block_table: blocks.into(),
+                state: None,
+            }],
+            logits: vec![LogitsRow {
+                row: n - 1,
+                want: Want::Logits,
+            }],
+            ..Batch::default()
+        }
+    };
+    // Of parts of so many rows: the logits after the last one.
+    let logits = |parts: &[(usize, usize)]| -> Vec<f32> {
+        let mut backend = backend_of(&gpu, &model, (Graphs::Off, [N_CTX, N_CTX]));
+        let (mut first, mut rows) = (0, Vec::new());
+        for (step, &(n, n_to_heads)) in parts.iter().enumerate() {
+            let batch = part(step, first, n);
+            assert_eq!(backend.n_to_heads(&batch), n_to_heads, "step {step}");
+            rows = run(&mut backend, batch);
+            first += n;
+        }
+        assert_eq!(first, N_CTX);
+        match rows.remove(0) {
+            RowOutput::Logits(row) => row,
+            other => panic!("{other:?}"),
+        }
+    };
+    let found = logits(&[(6, 0), (130, N_CTX)]);
+    let expected = logits(&[(6, 0), (65, 0), (65, 0)]);
+    let size: f64 = expected.iter().map(|x| f64::from(*x).powi(2)).sum();
+    let pairs = found.iter().zip(&expected);
+    let error: f64 = { pairs }
+        .map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2))
+        .sum();
+    // Both round to f16, in different places.
+    let error = (error / size).sqrt();
+    assert!(error < 4e-2 && error > 0.0, "{error:.1e}");
 }
