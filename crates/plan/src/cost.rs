@@ -9,7 +9,7 @@ use std::iter::Sum;
 
 use crate::acts::ActFormat;
 use crate::batch::{Batch, BatchSeq};
-use crate::kv::{KvType, Mask};
+use crate::kv::{KvSpec, KvType, Mask};
 use crate::op::{ActsId, BufferId, Linear, MixWeights, Op, Plan, RowCount, WeightId};
 use crate::params::{ExpertStack, Factor, OutMode};
 use crate::roofline::Roofline;
@@ -60,6 +60,18 @@ impl SeqShape {
         let len = self.first_pos + self.n_rows;
         rows.map(|pos| (mask.last_seen(pos, len) + 1 - mask.first_seen(pos)) as u64)
             .sum()
+    }
+
+    /// Operations of attention of one head. For latent attention, those of the cheaper way: with latent vectors, or with
+    /// keys and values of the head; their products for the rows themselves are other operations.
+    fn attention_ops(&self, kv: &KvSpec) -> u64 {
+        let pairs = self.pairs(kv.mask);
+        let all = 2 * pairs * (kv.k_dim + kv.v_dim) as u64;
+        let of_heads = kv.heads.map(|[k_dim, v_dim]| {
+            let n_out = k_dim + v_dim - (kv.k_dim - kv.v_dim);
+            2 * pairs * (k_dim + v_dim) as u64 + 2 * (self.first_pos * kv.v_dim * n_out) as u64
+        });
+        of_heads.map_or(all, |of_heads| all.min(of_heads))
     }
 
     /// Number of positions visible to at least one row.
@@ -259,12 +271,12 @@ impl PlanCost<'_> {
                 let kv = self.plan.kv[layer];
                 let (rows, q_width) = self.shape(q, shape);
                 let out_width = (n_heads * kv.v_dim) as u64;
-                let pairs: u64 = shape.seqs.iter().map(|seq| seq.pairs(kv.mask)).sum();
+                let ops = shape.seqs.iter().map(|seq| seq.attention_ops(&kv));
                 let positions = shape.seqs.iter().map(|seq| seq.positions(kv.mask));
                 OpCost {
                     kv_bytes: positions.sum::<u64>() * kv.bytes_per_token(self.kv_type),
                     buffer_bytes: 4 * rows * (q_width + out_width),
-                    f32_ops: 2 * pairs * (n_heads * (kv.k_dim + kv.v_dim)) as u64,
+                    f32_ops: n_heads as u64 * ops.sum::<u64>(),
                     ..OpCost::default()
                 }
             }
@@ -474,5 +486,26 @@ mod tests {
             assert_eq!(seq.pairs(mask), pairs, "{seq:?} {mask:?}");
             assert_eq!(seq.positions(mask), positions, "{seq:?} {mask:?}");
         }
+    }
+
+    /// GLM 4.7 Flash: a prompt by keys of 192 + 64 and values of 256, a later row by latent vectors of 512 + 64.
+    #[test]
+    fn latent_attention_goes_the_cheaper_way() {
+        let latent = KvSpec {
+            n_kv_heads: 1,
+            k_dim: 576,
+            v_dim: 512,
+            mask: Mask::All,
+            values: crate::kv::Values::InKeys,
+            heads: Some([256, 256]),
+        };
+        let ops = |first_pos, n_rows| SeqShape { first_pos, n_rows }.attention_ops(&latent);
+        assert_eq!(ops(0, 2), 2 * 3 * 512);
+        assert_eq!(ops(99, 1), 2 * 100 * (576 + 512));
+        let pairs: u64 = (1001..=3000).sum();
+        assert_eq!(
+            ops(1000, 2000),
+            2 * pairs * 512 + 2 * 1000 * 512 * (192 + 256)
+        );
     }
 }

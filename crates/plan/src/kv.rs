@@ -111,6 +111,8 @@ pub struct KvSpec {
     /// Which positions attention sees.
     pub mask: Mask,
     pub values: Values,
+    /// Of latent attention: the widths of keys and values of each query head, which the latent vectors stand for.
+    pub heads: Option<[usize; 2]>,
 }
 
 /// Where the values of a layer are.

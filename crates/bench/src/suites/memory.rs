@@ -71,6 +71,7 @@ mod tests {
                 v_dim: shape.head_dim,
                 mask: Mask::All,
                 values: rocmforge_plan::Values::Apart,
+                heads: None,
             };
             let engine_s = spec.bytes_per_token(KvType::F16) * shape.n_layers as u64;
             assert_eq!(engine_s, expected as u64);

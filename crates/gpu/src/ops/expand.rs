@@ -23,7 +23,7 @@ const PANEL: usize = 64;
 /// With fewer rows, converting the weights takes longer than is gained.
 const MIN_ROWS: usize = 128;
 /// The most memory for keys and values.
-const MAX_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 128 << 20;
 
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -64,6 +64,7 @@ pub(crate) fn attention_heads(
         v_dim: facts.v_dim,
         mask: facts.mask,
         values: Values::Apart,
+        heads: None,
     });
     m.plan.kv_append(cache, k, v);
     let sinks = match facts.has_sinks {

@@ -57,6 +57,7 @@ pub(super) fn latent_attention(
         v_dim: kv_rank,
         mask: facts.mask,
         values: Values::InKeys,
+        heads: Some([facts.k_dim, facts.v_dim]),
     });
     m.plan.kv_append(cache, k, k);
     let out = m.plan.attention(cache, (n_heads, None), facts.scores, q);

@@ -246,6 +246,7 @@ pub(crate) fn attention(
                 v_dim: facts.v_dim,
                 mask: facts.mask,
                 values: Values::Apart,
+                heads: None,
             });
             m.plan.kv_append(cache, k, v);
             (cache, q)

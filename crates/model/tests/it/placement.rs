@@ -36,6 +36,7 @@ fn mixture() -> Plan {
             v_dim: 32,
             mask: Mask::All,
             values: Values::Apart,
+            heads: None,
         });
         b.kv_append(kv, k, v);
         let scores = Scores {

@@ -430,6 +430,7 @@ fn accepts_adjacent_f16_keys_only() {
         v_dim: 1,
         mask: Mask::All,
         values: Values::Apart,
+        heads: None,
     };
     // 1 and its neighbours are accepted, the value after a neighbour is not.
     let f16 = |k: &[u16], v: &[u16]| {
@@ -453,6 +454,7 @@ fn accepts_adjacent_quantized_heads_only() {
             v_dim: dim,
             mask: Mask::All,
             values: Values::Apart,
+            heads: None,
         };
         let layer = |planes| LayerCache::from_planes(spec, kv_type, [planes, planes]);
         let (mut got, other) = (layer(own), layer(other));
