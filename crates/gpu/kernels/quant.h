@@ -189,6 +189,8 @@ struct Codes32 {
     static constexpr u32 ACT_BLOCK = 32;
     static constexpr i32 OFFSET = 0;
     static constexpr bool HAS_MIN = false;
+    // Whether codes are the nibbles of a field `low`, and nothing else.
+    static constexpr bool NIBBLES = false;
     DEV_MEMBER float minimum(u32, u32) const { return 0.0f; }
 };
 
@@ -196,6 +198,7 @@ struct Q4_0 : Codes32 {
     static constexpr u32 LEN = 32, FILE_BYTES = 18, N_PLANES = 2;
     static constexpr Plane PLANES[] = {{32, 16}, {32, 2}};
     static constexpr i32 OFFSET = 8;
+    static constexpr bool NIBBLES = true;
     u32x4 low;
     u16 d;
     template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(d); }
@@ -212,7 +215,7 @@ struct Q4_0 : Codes32 {
 struct Q4_1 : Codes32 {
     static constexpr u32 LEN = 32, FILE_BYTES = 20, N_PLANES = 2;
     static constexpr Plane PLANES[] = {{32, 16}, {32, 4}};
-    static constexpr bool HAS_MIN = true;
+    static constexpr bool HAS_MIN = true, NIBBLES = true;
     u32x4 low;
     // Scale in the low half, minimum in the high half.
     u32 dm;
@@ -439,7 +442,7 @@ struct HeaderK4 {
 struct Q4_K : CodesK {
     static constexpr u32 FILE_BYTES = 144, N_PLANES = 2;
     static constexpr Plane PLANES[] = {{32, 16}, {256, 16}};
-    static constexpr bool HAS_MIN = true;
+    static constexpr bool HAS_MIN = true, NIBBLES = true;
     u32x4 low;
     HeaderK4 header;
     template <typename F> DEV_MEMBER void fields(F f) { f.template on<0>(low), f.template on<1>(header.v); }

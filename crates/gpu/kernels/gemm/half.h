@@ -74,7 +74,9 @@ template <typename F> struct HalfScales {
         for (u32 h = 0; h < 2; h++) {
             const u32 group = h * 16 / F::GROUP;
             float scale = f.scale(at, group) * up;
-            factor[h] = pack_halves(scale, scale);
+            // The second half of a chunk are the high nibbles: 16 times the codes.
+            const float of_codes = F::NIBBLES && h > 0 ? scale * (1.0f / 16) : scale;
+            factor[h] = pack_halves(of_codes, of_codes);
             // Of the rounded scale: zero is zero. A power of two times either is rounded alike.
             if constexpr (BIAS & (BIAS - 1)) scale = h2f((u16)factor[h]);
             float term_of = -scale * ((float)BIAS / CODE_ONE);
@@ -85,7 +87,17 @@ template <typename F> struct HalfScales {
     // Values 0 and 2, or 1 and 3, of word w of the codes.
     DEV_MEMBER u32 pair(u32 codes, u32 w, u32 odd) const {
         if constexpr (SIGNED) codes ^= 0x80808080u;
-        return fma_halves(codes >> 8 * odd & 0x00ff00ffu, factor[w / 4], term[w / 4]);
+        const u32 mask = !F::NIBBLES ? 0x00ff00ffu : w < 4 ? 0x000f000fu : 0x00f000f0u;
+        return fma_halves(codes >> 8 * odd & mask, factor[w / 4], term[w / 4]);
+    }
+    // The words of codes that pair() takes.
+    DEV_MEMBER static void words(const F& f, u32 (&codes)[8]) {
+        if constexpr (F::NIBBLES) {
+#pragma unroll
+            for (u32 w = 0; w < 8; w++) codes[w] = f.low[w % 4];
+        } else {
+            f.codes(codes);
+        }
     }
 };
 
@@ -215,7 +227,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
             const u32 in_block = place_in_block<F>(chunk);
             const HalfScales<F> scales[2] = {{raw[0], in_block, up}, {raw[1], in_block, up}};
             u32 codes[2][8];
-            raw[0].codes(codes[0]), raw[1].codes(codes[1]);
+            HalfScales<F>::words(raw[0], codes[0]), HalfScales<F>::words(raw[1], codes[1]);
 #pragma unroll
             for (u32 h = 0; h < 2; h++) {
 #pragma unroll

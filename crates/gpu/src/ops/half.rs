@@ -68,7 +68,7 @@ const COSTS: [Cost; 4] = [
 
 /// Of experts with up to this many rows on average, reading the weights limits: products take small tiles of rows, of
 /// which more are under way.
-const FEW_ROWS: usize = 8;
+const FEW_ROWS: usize = 16;
 /// With up to this many rows, nearly all experts fill one of the smaller tiles, of which two run at once.
 const SOME_ROWS: usize = 40;
 /// The tiles of [`TILE_ROWS`] that products of experts take.
