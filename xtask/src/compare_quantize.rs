@@ -13,6 +13,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_gguf::{Existing, NewFile};
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
+use rocmforge_plan::Fusion;
 use rocmforge_quantize::imatrix::Imatrix;
 use rocmforge_quantize::{FileType, QuantizeOptions, QuantizePlan};
 use rocmforge_text::tokenizer::{EncodeOptions, Tokenizer};
@@ -117,7 +118,7 @@ fn quantize(
 }
 
 fn gathered(source: &Arc<Gguf>, text: &[u8]) -> Result<Imatrix> {
-    let (model, mut engine, tokens, bos) = start(source, text)?;
+    let (model, mut engine, tokens, bos) = start(source, text, Fusion::Off)?;
     let chunks = Chunks {
         max: Some(8),
         on_chunk: &mut |_| ControlFlow::Continue(()),
@@ -127,19 +128,24 @@ fn gathered(source: &Arc<Gguf>, text: &[u8]) -> Result<Imatrix> {
 
 fn here(path: &Path, text: &[u8], chunks: usize) -> Result<f64> {
     let gguf = Arc::new(Gguf::open(path, LoadMode::Mmap)?);
-    let (_, mut engine, tokens, bos) = start(&gguf, text)?;
+    let (_, mut engine, tokens, bos) = start(&gguf, text, Fusion::On)?;
     let result = perplexity(&mut engine, &tokens, bos, N_CTX, Some(chunks), |_| {
         ControlFlow::Continue(())
     })?;
     Ok(result.ppl)
 }
 
-fn start(gguf: &Arc<Gguf>, text: &[u8]) -> Result<(Model, Engine, Vec<TokenId>, Option<TokenId>)> {
+fn start(
+    gguf: &Arc<Gguf>,
+    text: &[u8],
+    fusion: Fusion,
+) -> Result<(Model, Engine, Vec<TokenId>, Option<TokenId>)> {
     let model = Model::load(Arc::clone(gguf))?;
     let tokenizer = Tokenizer::from_gguf(gguf, None)?;
     let config = EngineConfig {
         n_ctx: Some(N_CTX),
         prefix_sharing: PrefixSharing::Off,
+        fusion,
         ..EngineConfig::default()
     };
     let engine = Engine::on_cpu(&model, None, &config)?;

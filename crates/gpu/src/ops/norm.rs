@@ -17,7 +17,7 @@ const TEAM_THREADS: u32 = 256;
 const TEAM_ROWS: u32 = 8;
 
 /// Rows of up to this many values are handled by a team.
-const MAX_TEAM_WIDTH: usize = 1024;
+const MAX_TEAM_WIDTH: usize = 512;
 
 /// Values that a thread loads at a time.
 pub(super) const OCTET: usize = 8;
