@@ -93,6 +93,8 @@ pub struct Step<'a> {
     pub max_pages: usize,
     /// Maximum number of rows of one sequence.
     pub max_rows_of_seq: usize,
+    /// Positions of the longest sequence, or more: graphs are for sequences of any length.
+    pub longest: usize,
 }
 
 impl Step<'_> {

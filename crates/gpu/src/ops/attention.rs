@@ -158,12 +158,18 @@ impl AttentionScratch {
         })
     }
 
-    /// Returns into how many splits, of at least `grain` positions, contexts are divided. Each split has `blocks` blocks and
-    /// `floats` floats of partial results; the device runs `at_once` blocks at once. Depends on the shape of the step
-    /// but not on the lengths of its sequences, so that a step can be a graph.
-    fn n_splits(&self, [blocks, floats]: [usize; 2], grain: usize, at_once: usize) -> usize {
+    /// Returns into how many splits, of at least `grain` positions, contexts of up to `longest` positions are divided.
+    /// Each split has `blocks` blocks and `floats` floats of partial results; the device runs `at_once` blocks at once.
+    /// More splits than a sequence has grains are unused: `longest` does not change the bits of a result.
+    fn n_splits(
+        &self,
+        [blocks, floats]: [usize; 2],
+        (grain, longest): (usize, usize),
+        at_once: usize,
+    ) -> usize {
         let fit = self.partial.n_bytes() / size_of::<f32>() / floats.max(1);
-        let most = self.n_ctx.div_ceil(grain).min(MAX_SPLITS).min(fit);
+        let n_grains = self.n_ctx.min(longest).div_ceil(grain);
+        let most = n_grains.min(MAX_SPLITS).min(fit);
         splits_of(blocks.max(1), most, at_once)
     }
 }
@@ -521,7 +527,7 @@ impl DecodeExtents {
         let at_once = gpu.n_concurrent_blocks(self.kernel(gpu, heads), (THREADS, 0))?;
         let of_row = [self.n_blocks(heads), self.n_heads * (self.kv.v_dim + 2)];
         let all = of_row.map(|n| self.n_rows * n);
-        Ok(scratch.n_splits(all, SPLIT_GRAIN, at_once))
+        Ok(scratch.n_splits(all, (SPLIT_GRAIN, scratch.n_ctx), at_once))
     }
 
     fn kernel<'g>(&self, gpu: &'g Gpu, heads: usize) -> &'g Kernel<DecodeParams> {
@@ -725,7 +731,8 @@ impl Call<'_> {
                 let at_once = self.gpu.n_concurrent_blocks(kernel, blocks)?;
                 let of_row = [n_blocks, n_heads * (self.kv.shape.v_dim + 2)];
                 let all = of_row.map(|n| n_rows * n);
-                self.scratch.n_splits(all, SPLIT_GRAIN, at_once)
+                let grain = (SPLIT_GRAIN, self.step.longest);
+                self.scratch.n_splits(all, grain, at_once)
             }
         };
         let params = self.decode_params(n_splits);
@@ -801,6 +808,7 @@ impl Call<'_> {
                 // At most so many tiles have rows.
                 let n_tiles = n_rows.min(n_seqs + n_rows / tile_rows);
                 let all = [n_tiles * n_blocks, n_rows * n_heads * (v_dim + 2)];
+                let grain = (grain, self.step.longest);
                 self.scratch.n_splits(all, grain, at_once)
             }
         };

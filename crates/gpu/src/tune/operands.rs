@@ -226,6 +226,7 @@ impl Attention {
             block_tables: self.block_tables.as_slice(),
             max_pages: self.max_pages,
             max_rows_of_seq: 1,
+            longest: usize::MAX,
         }
     }
 }

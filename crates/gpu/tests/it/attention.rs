@@ -105,6 +105,8 @@ struct Data {
     seqs: Vec<SeqRows>,
     block_tables: Vec<u32>,
     max_pages: usize,
+    /// Runs so far: of every two, one knows the longest sequence.
+    n_runs: Cell<usize>,
 }
 
 impl Data {
@@ -127,6 +129,7 @@ impl Data {
             seqs: vec![SeqRows::default(); n_seqs],
             block_tables: vec![u32::MAX; n_blocks],
             max_pages,
+            n_runs: Cell::new(0),
         };
         for (s, &(first_pos, n_rows)) in case.seqs.iter().enumerate() {
             data.seqs[s] = SeqRows {
@@ -302,6 +305,15 @@ impl Data {
         )
         .unwrap();
         let kv = KvLayer::new(case.shape(), &cache);
+        let n_runs = self.n_runs.replace(self.n_runs.get() + 1);
+        let ends = case
+            .seqs
+            .iter()
+            .map(|&(first_pos, n_rows)| first_pos + n_rows);
+        let longest = match n_runs.is_multiple_of(2) {
+            true => ends.max().unwrap_or(0),
+            false => usize::MAX,
+        };
         let step = Step {
             positions: positions.as_slice(),
             // Unused: attention reads the cache through the block tables.
@@ -311,6 +323,7 @@ impl Data {
             block_tables: block_tables.as_slice(),
             max_pages: self.max_pages,
             max_rows_of_seq: case.seqs.iter().map(|&(_, n)| n).max().unwrap_or(0),
+            longest,
         };
         // All ones marks memory that must not be written.
         gpu.write(

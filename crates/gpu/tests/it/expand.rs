@@ -213,6 +213,7 @@ fn check(
         block_tables: d_table.as_slice(),
         max_pages: n_pages,
         max_rows_of_seq: n_rows,
+        longest: n_positions,
     };
     let memory = HeadsMemory::new(gpu, KvType::F16, heads, [PAGE, n_positions + 40]).unwrap();
     let memory = memory.expect("there is a kernel for these heads");

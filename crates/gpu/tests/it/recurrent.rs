@@ -111,6 +111,7 @@ impl Uploaded {
             block_tables: words.part(0..0),
             max_pages: 0,
             max_rows_of_seq: self.longest as usize,
+            longest: usize::MAX,
         };
         let places = States {
             seqs: self.places.as_slice(),

@@ -99,6 +99,7 @@ impl Rows {
             block_tables: self.d_slots.as_slice(),
             max_pages: 1,
             max_rows_of_seq: 1,
+            longest: usize::MAX,
         }
     }
 

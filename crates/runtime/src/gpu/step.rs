@@ -56,6 +56,8 @@ pub(crate) struct StepShape {
     pub(crate) n_logits: usize,
     pub(crate) n_seqs: usize,
     pub(crate) max_rows_of_seq: usize,
+    /// Positions of the longest sequence after the step; `usize::MAX` if the shape is for any.
+    pub(crate) longest: usize,
     pub(crate) chooser: Chooser,
     pub(crate) choosing: Choosing,
     /// Positions of the only sequence, if latent attention is that to keys and values of heads; else 0.
@@ -70,6 +72,10 @@ impl StepShape {
             n_logits: batch.logits.len(),
             n_seqs: batch.seqs.len(),
             max_rows_of_seq: batch.seqs.iter().map(|seq| seq.n_rows).max().unwrap_or(0),
+            longest: { batch.seqs.iter() }
+                .map(|seq| seq.first_pos + seq.n_rows)
+                .max()
+                .unwrap_or(0),
             chooser,
             choosing: Choosing::InStep,
             n_to_heads: 0,
@@ -84,6 +90,7 @@ impl StepShape {
             n_logits: n,
             n_seqs: n,
             max_rows_of_seq: 1,
+            longest: usize::MAX,
             chooser,
             choosing: Choosing::InStep,
             n_to_heads: 0,
@@ -419,6 +426,7 @@ impl StepMemory {
             block_tables: self.words(layout.block_tables, shape.n_seqs * self.sizes.max_pages),
             max_pages: self.sizes.max_pages,
             max_rows_of_seq: shape.max_rows_of_seq,
+            longest: shape.longest,
         }
     }
 

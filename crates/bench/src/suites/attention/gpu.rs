@@ -63,6 +63,7 @@ impl GpuStep {
             block_tables: self.block_tables.as_slice(),
             max_pages: self.n_pages,
             max_rows_of_seq: self.max_rows,
+            longest: usize::MAX,
         }
     }
 }
