@@ -116,6 +116,9 @@ struct Listed {
     FIELDS(first_blocks, jobs, times, n_jobs, n_timed)
 };
 
+// Another address, so many floats further, modulo 2^64.
+DEV float* moved(float* p, u64 floats) { return global((float*)((u64)p + floats * sizeof(float))); }
+
 // What a block of GEMV computes a part of: its number among the blocks of the product. If gated, the product is the
 // gate, and `up` has the data of a matrix of the same shape.
 struct Job : One {

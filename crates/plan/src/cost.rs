@@ -62,8 +62,9 @@ impl SeqShape {
             .sum()
     }
 
-    /// Operations of attention of one head. For latent attention, those of the cheaper way: with latent vectors, or with
-    /// keys and values of the head; their products for the rows themselves are other operations.
+    /// Operations of attention of one head, at least. For latent attention, those of the cheaper way, whichever a device
+    /// takes: with latent vectors, or with keys and values of the head, whose products for the rows themselves are other
+    /// operations.
     fn attention_ops(&self, kv: &KvSpec) -> u64 {
         let pairs = self.pairs(kv.mask);
         let all = 2 * pairs * (kv.k_dim + kv.v_dim) as u64;

@@ -42,7 +42,7 @@ pub use device::{
     DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, first, image_targets,
     read_bandwidth, roofline, survey, tuning_key,
 };
-pub(crate) use device::{kv_type, weight_bytes};
+pub(crate) use device::{heads_bytes, kv_type, weight_bytes};
 pub(crate) use limits::check;
 use memory::{Memory, Sizes};
 use rocmforge_plan::KvType;

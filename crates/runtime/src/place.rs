@@ -232,12 +232,14 @@ impl Planner<'_> {
         let for_plan =
             |plan: &Plan, free| MemoryBudget::for_plan((plan, output), self.config, free);
         let whole = |free| for_plan(&self.model.plan, free);
-        let Some(PlanPart { plan: of_gpu, .. }) = self.of_gpu(place) else {
+        let Some(part) = self.of_gpu(place) else {
             return Ok(Budgets {
                 gpu: None,
                 machine: Some(whole(self.memory.machine)),
             });
         };
+        let heads_bytes = gpu::heads_bytes(self.gpu, &part, &self.model.weights);
+        let of_gpu = part.plan;
         let (max_tokens, max_logits) = limits::step_rows(self.config, output);
         gpu::check(self.gpu, &of_gpu, self.config, [max_tokens, max_logits])?;
         let weight_bytes = gpu::weight_bytes(self.gpu, &of_gpu, &self.model.weights)?;
@@ -246,7 +248,8 @@ impl Planner<'_> {
             weight_bytes,
             step_bytes: budget
                 .step_bytes
-                .saturating_add(gpu::sampler_bytes(output.max_sampled(max_logits))),
+                .saturating_add(gpu::sampler_bytes(output.max_sampled(max_logits)))
+                .saturating_add(heads_bytes),
             ..budget
         };
         match place {

@@ -45,7 +45,7 @@ struct Experts {
         OfExpert own = {p, p.expert_scales ? p.expert_scales[tile.expert] : 1.0f};
         own.w.data += tile.expert * p.expert_bytes;
         if (own.bias) own.bias += tile.expert * own.w.n_out;
-        own.out += tile.expert * p.out_skip;
+        own.out = moved(own.out, tile.expert * p.out_skip);
         own.n_rows = tile.first_row + tile.n_rows;
         take(own, Tile{bid_y() * Mainloop::OUTS, tile.first_row});
     }

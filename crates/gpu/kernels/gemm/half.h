@@ -54,11 +54,11 @@ struct HalfParams {
     u32 n_tiles;
     u32 n_whole;
     u32 n_blocks;
-    // Unused ones begin after the last tile. All have the same n_in.
     u32 pad;
+    // Unused ones begin after the last tile. All have the same n_in.
     HalfProduct products[FEW];
-    FIELDS(x, factors, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles, n_whole, n_blocks,
-           pad, products)
+    FIELDS(x, factors, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles,
+           n_whole, n_blocks, pad, products)
 };
 
 // A chunk's scales and minimums as pairs of equal f16 numbers, for both groups of 16 values.
@@ -175,7 +175,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
             const u32 first = first_row_of(tile);
             product.w.data += e.expert * p.expert_bytes;
             if (product.bias) product.bias += e.expert * product.w.n_out;
-            product.out += e.expert * p.out_skip;
+            product.out = moved(product.out, e.expert * p.out_skip);
             const float scale = product.scales ? product.scales[e.expert] : 1.0f;
             const Rows rows = {e.first_row + first, min_of(N, e.n_rows - first), first_octet(e, at) + first / 8};
             return {product, in_product, rows, scale};
@@ -326,8 +326,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         const u32 n_out = product.w.n_out, last_row = at.rows.n - 1, stride = p.tiles ? p.out_stride : n_out;
         float* const out = product.out + (u64)at.rows.first * stride;
         const float* factors = p.factors + at.rows.first;
-        // Loads are not conditional, and come before the stores of a batch, so that none waits for another: of what is not
-        // there, the last one is loaded.
+        // Loads are not conditional, and come before the stores of a batch, so that none waits for another: of what is
+        // not there, the last one is loaded.
 #pragma unroll
         for (u32 first = 0; first < ELEMENTS; first += BATCH) {
 #pragma unroll
@@ -366,7 +366,10 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     // The next segment of this block: whole tiles, then those that blocks share. `tile` and `round` count what is done.
     DEV_MEMBER bool next(Segment& s, u32& tile, u32& round, u32 end, u32 n_whole) const {
         for (; tile < n_whole; tile += p.n_blocks) {
-            if (PARTS > 1 && p.tiles && first_row_of(tile) >= tile_at(p.tiles, tile / p.n_tiles / PARTS).n_rows) continue;
+            if (PARTS > 1 && p.tiles) {
+                const ExpertTile of_list = tile_at(p.tiles, tile / p.n_tiles / PARTS);
+                if (first_row_of(tile) >= of_list.n_rows) continue;
+            }
             s = {tile, 0, n_rounds()};
             tile += p.n_blocks;
             return true;

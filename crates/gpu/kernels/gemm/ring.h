@@ -35,8 +35,8 @@ template <u32 SLOTS, u32 BYTES> struct Ring {
         }
         barrier();
     }
-    // Called by the first wave: waits until the slot is free and begins to fill it: of each of its PARTS equal parts, the
-    // first `n` bytes, at least one piece of 16. `stride`: bytes from what a part gets to what the next one gets.
+    // Called by the first wave: waits until the slot is free and begins to fill it: of each of its PARTS equal parts,
+    // the first `n` bytes, at least one piece of 16. `stride`: bytes from what a part gets to what the next one gets.
     template <u32 PARTS> DEV_MEMBER void fill(u32 i, u32 pass, const u8* from, u64 stride, u32 n) const {
         wait_for(free(i), ~pass & 1);
         if (lane() > 0) return;
@@ -45,8 +45,8 @@ template <u32 SLOTS, u32 BYTES> struct Ring {
         for (u32 part = 0; part < PARTS; part++)
             asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                          :
-                         : "r"(wgmma::shared_address(slot(i)) + part * (BYTES / PARTS)), "l"(from + part * stride), "r"(n),
-                           "r"(full(i))
+                         : "r"(wgmma::shared_address(slot(i)) + part * (BYTES / PARTS)), "l"(from + part * stride),
+                           "r"(n), "r"(full(i))
                          : "memory");
     }
     DEV_MEMBER void wait(u32 i, u32 pass) const { wait_for(full(i), pass & 1); }

@@ -78,7 +78,8 @@ template <u32 OUTS, bool OF_KEYS> struct Expand {
         for (u32 i = 0; i < OUTS / AT_A_TIME; i++) {
             if constexpr (OF_KEYS) {
                 const u32 at = i * ATTEND_THREADS + tid(), row = at / (OUTS / 8), column = at % (OUTS / 8) * 8;
-                copy_later(weights(place).at(row, column), p.k_weights + ((u64)head * p.rank + k + row) * OUTS + column);
+                copy_later(weights(place).at(row, column),
+                           p.k_weights + ((u64)head * p.rank + k + row) * OUTS + column);
             } else {
                 const u32 row = i * AT_A_TIME + tid() / PIECES;
                 copy_later(weights(place).at(row, piece * 8),

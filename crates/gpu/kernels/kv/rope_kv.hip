@@ -132,10 +132,10 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     const u64 at = (u64)row * of(p.n_q_heads, p.n_kv_heads, p.n_kv_heads) + head, base = at * dim;
     const bool has_tail = p.k_tail && !is_v;
     const float* x = global(of(p.q, p.k, p.v) + (has_tail && !is_q ? at * p.first_rot : base));
-    // What is rotated, as if the head began there.
+    // What is rotated, from value `turned_from` of the head on.
     const float* turned = x;
-    if (has_tail)
-        turned = global((is_q ? p.q_tail + (at + 1) * p.q_tail_dim : p.k_tail + (at + 1) * n_rot) - p.k_dim);
+    const u32 turned_from = has_tail ? p.first_rot : 0;
+    if (has_tail) turned = global(is_q ? p.q_tail + (at + 1) * p.q_tail_dim - n_rot : p.k_tail + at * n_rot);
     const u32 first_unit = has_tail && is_q ? p.first_rot / (2 * W) : 0;
     const float* weight = global(of(p.q_norm, p.k_norm, (const float*)nullptr));
 
@@ -146,12 +146,14 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
         u.first = Style::HALVES && u.turns ? unit * W + p.first_rot / 2 : unit * 2 * W;
         u.second = u.first + (Style::HALVES && u.turns ? n_rot / 2 : W);
         const float* from = u.turns ? turned : x;
-        if (unit < n_units) u.a = load_run<W>(from + u.first), u.b = load_run<W>(from + u.second);
+        const u32 start = u.turns ? turned_from : 0;
+        if (unit < n_units) u.a = load_run<W>(from + (u.first - start)), u.b = load_run<W>(from + (u.second - start));
     };
     auto load = [&](Unit<W>& u, u32 unit) {
         load_values(u, unit);
         if (unit >= n_units) return;
-        if (weight && !(has_tail && u.turns)) u.weight_a = load_run<W>(weight + u.first), u.weight_b = load_run<W>(weight + u.second);
+        if (weight && !(has_tail && u.turns))
+            u.weight_a = load_run<W>(weight + u.first), u.weight_b = load_run<W>(weight + u.second);
         if (u.turns) {
             const float* angles = p.table + (u64)min_of(position, p.n_ctx - 1) * n_rot + (unit * 2 * W - p.first_rot);
             u.angles[0] = load_run<W>(angles), u.angles[1] = load_run<W>(angles + W);

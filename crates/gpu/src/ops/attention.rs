@@ -160,7 +160,7 @@ impl AttentionScratch {
 
     /// Returns into how many splits, of at least `grain` positions, contexts of up to `longest` positions are divided.
     /// Each split has `blocks` blocks and `floats` floats of partial results; the device runs `at_once` blocks at once.
-    /// More splits than a sequence has grains are unused: `longest` does not change the bits of a result.
+    /// Those that no sequence has positions for are left out: `longest` does not change the bits of a result.
     fn n_splits(
         &self,
         [blocks, floats]: [usize; 2],
@@ -168,9 +168,9 @@ impl AttentionScratch {
         at_once: usize,
     ) -> usize {
         let fit = self.partial.n_bytes() / size_of::<f32>() / floats.max(1);
-        let n_grains = self.n_ctx.min(longest).div_ceil(grain);
-        let most = n_grains.min(MAX_SPLITS).min(fit);
-        splits_of(blocks.max(1), most, at_once)
+        let most = self.n_ctx.div_ceil(grain).min(MAX_SPLITS).min(fit);
+        let n_splits = splits_of(blocks.max(1), most, at_once);
+        n_splits.min(longest.div_ceil(grain)).max(1)
     }
 }
 

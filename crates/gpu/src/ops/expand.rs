@@ -22,7 +22,7 @@ const ROWS: usize = 128;
 const PANEL: usize = 64;
 /// With fewer rows, converting the weights takes longer than is gained.
 const MIN_ROWS: usize = 128;
-/// The most memory for keys and values.
+/// The most memory for keys, values and matrices.
 const MAX_BYTES: usize = 128 << 20;
 
 #[repr(C)]
@@ -111,19 +111,34 @@ pub struct HeadsMemory {
 }
 
 impl HeadsMemory {
-    /// Allocates memory for sequences of up to `n_ctx` positions, or as many as fit [`MAX_BYTES`], where the device has
-    /// kernels for these heads and caches of type `ty`.
+    /// The most bytes that [`HeadsMemory::new`] allocates for these heads.
+    pub fn most_bytes(gpu: &Gpu, heads: LatentHeads) -> usize {
+        let is_built = |(kernel, _): (&Kernel<ExpandParams>, _)| {
+            Image::find(gpu.target(), kernel.module).is_some()
+        };
+        match heads.kernel(gpu).is_some_and(is_built) {
+            true => MAX_BYTES,
+            false => 0,
+        }
+    }
+
+    /// Allocates memory for sequences of up to `n_ctx` positions, or as many as fit [`MAX_BYTES`] with the matrices, where
+    /// the device has kernels for these heads and caches of type `ty`, and steps have enough rows.
     pub fn new(
         gpu: &Gpu,
         ty: KvType,
         heads: LatentHeads,
-        [page, n_ctx]: [usize; 2],
+        [page, n_ctx, max_rows]: [usize; 3],
     ) -> Result<Option<HeadsMemory>, GpuError> {
         let Some((kernel, constant)) = heads.kernel(gpu) else {
             return Ok(None);
         };
+        let n_weights = [heads.k_dim - heads.n_rot, heads.v_dim]
+            .map(|n_out| heads.n_heads.saturating_mul(n_out * heads.rank));
+        let of_weights = n_weights[0].saturating_add(n_weights[1]).saturating_mul(2);
         let of_page = page * heads.n_heads * 2 * (heads.k_dim + heads.v_dim);
-        let n_blocks = n_ctx.div_ceil(page).min(MAX_BYTES / of_page.max(1));
+        let most = MAX_BYTES.saturating_sub(of_weights) / of_page.max(1);
+        let n_blocks = n_ctx.div_ceil(page).min(most);
         let shape = KvShape {
             ty,
             n_blocks,
@@ -136,13 +151,11 @@ impl HeadsMemory {
         let attends = AttendBlocks::new(gpu, ty)?;
         if Image::find(gpu.target(), kernel.module).is_none()
             || attends.of(gpu, &shape, MIN_ROWS).is_none()
-            || n_blocks * page < MIN_ROWS
+            || max_rows.min(n_blocks * page) < MIN_ROWS
         {
             return Ok(None);
         }
         let pages: Vec<u32> = (0..n_blocks as u32).collect();
-        let n_weights = [heads.k_dim - heads.n_rot, heads.v_dim]
-            .map(|n_out| heads.n_heads * n_out * heads.rank);
         Ok(Some(HeadsMemory {
             heads,
             shape,
@@ -185,7 +198,7 @@ impl HeadsMemory {
 /// [`GpuError::Format`] for formats without kernels; errors of a launch.
 ///
 /// # Panics
-/// If the shapes do not match, or [`HeadsMemory::is_faster`] was false.
+/// If the shapes do not match, the step has several sequences, or the memory is for fewer positions.
 pub fn attend_to_heads(
     gpu: &Gpu,
     queries: &Queries<'_>,
@@ -207,6 +220,7 @@ pub fn attend_to_heads(
         (KvType::F16, 1, rank + n_rot, Values::InKeys),
         "a cache of latent vectors"
     );
+    assert_eq!(shape.page, memory.shape.page, "pages of one size");
     assert!(
         step.n_seqs() == 1 && n_positions <= memory.shape.n_blocks * memory.shape.page,
         "{n_positions} positions of one sequence"

@@ -32,37 +32,37 @@ const ACTS_THREADS: u32 = 256;
 /// A part of a tile has at least this many rounds.
 const MIN_ROUNDS: usize = 4;
 
-/// What the tiles of a kernel cost, in microseconds: measured on an H200 with Q4_K.
+/// What the tiles of a kernel cost: measured on an H200 with Q4_K.
 #[derive(Clone, Copy)]
 struct Cost {
-    round: f64,
+    round_us: f64,
     /// Of a launch, beside its rounds.
-    start: f64,
+    start_us: f64,
     /// Of writing and reading sums, if tiles are divided.
-    parts: f64,
+    parts_us: f64,
 }
 
 /// In the order of the kernels.
 const COSTS: [Cost; 4] = [
     Cost {
-        round: 0.9,
-        start: 3.0,
-        parts: 3.0,
+        round_us: 0.9,
+        start_us: 3.0,
+        parts_us: 3.0,
     },
     Cost {
-        round: 1.0,
-        start: 3.0,
-        parts: 4.0,
+        round_us: 1.0,
+        start_us: 3.0,
+        parts_us: 4.0,
     },
     Cost {
-        round: 1.0,
-        start: 6.0,
-        parts: 10.0,
+        round_us: 1.0,
+        start_us: 6.0,
+        parts_us: 10.0,
     },
     Cost {
-        round: 1.2,
-        start: 8.0,
-        parts: 25.0,
+        round_us: 1.2,
+        start_us: 8.0,
+        parts_us: 25.0,
     },
 ];
 
@@ -289,7 +289,7 @@ impl GemmHalves {
             };
             return Ok((kernel, tile, division));
         }
-        let is_faster = most.1.time < many.1.time;
+        let is_faster = most.1.time_us < many.1.time_us;
         let (kernel, (tile, division)) = match n_rows {
             n if n <= few.0.rows => (&kernels.gemm_half_32, few),
             n if n <= some.0.rows => (&kernels.gemm_half_64, some),
@@ -605,8 +605,8 @@ fn multiply(
 struct Division {
     n_whole: usize,
     n_blocks: usize,
-    /// An estimate, in microseconds; of products of experts, 0.
-    time: f64,
+    /// An estimate; of products of experts, 0.
+    time_us: f64,
 }
 
 impl Division {
@@ -621,20 +621,20 @@ impl Division {
             return Division {
                 n_whole: n_tiles,
                 n_blocks: most.min(at_once),
-                time: 0.0,
+                time_us: 0.0,
             };
         }
         let Cost {
-            round,
-            start,
-            parts,
+            round_us,
+            start_us,
+            parts_us,
         } = tile.cost;
         let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
         // Blocks of a processor take turns.
         let whole = Division {
             n_whole: n_tiles,
             n_blocks: n_tiles.min(at_once),
-            time: (n_tiles.div_ceil(n_units) * n_rounds) as f64 * round + start,
+            time_us: (n_tiles.div_ceil(n_units) * n_rounds) as f64 * round_us + start_us,
         };
         let rest = n_tiles % at_once;
         let most = rest * n_rounds / MIN_ROUNDS;
@@ -649,9 +649,9 @@ impl Division {
         let divided = Division {
             n_whole: n_tiles - rest,
             n_blocks,
-            time: of_block * round + start + parts,
+            time_us: of_block * round_us + start_us + parts_us,
         };
-        match divided.time < whole.time || gpu.takes(Variant::SplitsOn) {
+        match divided.time_us < whole.time_us || gpu.takes(Variant::SplitsOn) {
             true => divided,
             false => whole,
         }

@@ -99,10 +99,9 @@ impl Heads {
     }
 }
 
-/// `largest` numbers of a matrix are about as large as this makes products of `n` with numbers of size 1.
-fn scaled(x: &mut [f64], to: f64) {
-    let size = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64).sqrt();
-    x.iter_mut().for_each(|x| *x *= to / size);
+/// The root mean square.
+fn size(x: &[f64]) -> f64 {
+    (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64).sqrt()
 }
 
 #[test]
@@ -153,9 +152,7 @@ fn check(
             }));
         }
     }
-    let mut sizes = all_k.clone();
-    scaled(&mut sizes, 1.0);
-    let scale = (sizes[0] / all_k[0] / (k_dim as f64).sqrt()) as f32;
+    let scale = (1.0 / size(&all_k) / (k_dim as f64).sqrt()) as f32;
     let mut expected = Vec::new();
     for row in 0..n_rows {
         for head in 0..n_heads {
@@ -215,8 +212,12 @@ fn check(
         max_rows_of_seq: n_rows,
         longest: n_positions,
     };
-    let memory = HeadsMemory::new(gpu, KvType::F16, heads, [PAGE, n_positions + 40]).unwrap();
+    let new =
+        |ty, n_ctx, max_rows| HeadsMemory::new(gpu, ty, heads, [PAGE, n_ctx, max_rows]).unwrap();
+    let memory = new(KvType::F16, n_positions + 40, n_rows);
     let memory = memory.expect("there is a kernel for these heads");
+    assert!(new(KvType::Q8_0, n_positions, n_rows).is_none());
+    assert!(new(KvType::F16, n_positions, 100).is_none(), "short steps");
     assert!(memory.is_faster(gpu, n_rows, n_positions));
     assert!(!memory.is_faster(gpu, 8, n_positions), "few rows");
     assert!(!memory.is_faster(gpu, n_rows, n_positions + 100), "no room");

@@ -201,18 +201,7 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
                     let ops = linear::decode(plan, weights, range)?;
                     Some(Stage::LinearDecode { first: at, ops })
                 });
-            // The other device reads exported values, so a stage must write them.
-            let is_exported = |stage: &Stage| {
-                let undefined = stage.undefined();
-                let mut exporters = part.exporters.range(stage.ops());
-                exporters.any(|&op| {
-                    plan.ops[op]
-                        .writes()
-                        .iter()
-                        .any(|id| undefined.contains(id))
-                })
-            };
-            let stage = merged.filter(|stage| !is_exported(stage));
+            let stage = merged.filter(|stage| !is_exported(part, stage));
             let stage = stage.unwrap_or(Stage::One(at));
             at = stage.ops().end;
             stages.push(stage);
@@ -226,15 +215,23 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
     segments.collect()
 }
 
+/// Whether the other device reads a value that the stage does not write.
+fn is_exported(part: &PlanPart, stage: &Stage) -> bool {
+    let undefined = stage.undefined();
+    let mut exporters = part.exporters.range(stage.ops());
+    exporters.any(|&op| {
+        let writes = part.plan.ops[op].writes();
+        writes.iter().any(|id| undefined.contains(id))
+    })
+}
+
 /// Returns stages with latent attention as one stage where it can be.
 fn to_heads(part: &PlanPart, stages: &[Stage]) -> Vec<Stage> {
     let mut all = Vec::new();
     let mut rest = stages;
     while let Some((stage, after)) = rest.split_first() {
-        let merged = heads::attend_to_heads(&part.plan, rest).filter(|merged| {
-            let mut exporters = part.exporters.range(merged.ops());
-            exporters.next().is_none()
-        });
+        let merged = heads::attend_to_heads(&part.plan, rest);
+        let merged = merged.filter(|stage| !is_exported(part, stage));
         let stage = merged.unwrap_or(*stage);
         let n_left = after
             .iter()

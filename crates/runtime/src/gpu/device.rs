@@ -6,15 +6,16 @@ pub use rocmforge_gpu::{
 
 use std::sync::Arc;
 
+use rocmforge_gpu::ops::HeadsMemory;
 use rocmforge_gpu::{Factors, Gpu};
 use rocmforge_plan::Roofline;
 
-use super::weights;
+use super::{compile, weights};
 use crate::error::{ConfigError, DeviceError, RuntimeError};
 use crate::gpu_config::GpuConfig;
 use rocmforge_plan::KvType;
-use rocmforge_plan::Plan;
 use rocmforge_plan::Weights;
+use rocmforge_plan::{Plan, PlanPart};
 
 impl GpuConfig {
     /// Opens the chosen GPU with its stored tuning.
@@ -112,4 +113,11 @@ pub fn roofline(config: &GpuConfig) -> Result<Roofline, RuntimeError> {
 /// If `gpu` has no kernels for one of their formats.
 pub(crate) fn weight_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<u64, RuntimeError> {
     Ok(weights::device_bytes(gpu, plan, weights)? + weights::staging_bytes(plan, weights))
+}
+
+/// Returns the most memory for keys and values of the heads of latent attention.
+pub(crate) fn heads_bytes(gpu: &Gpu, part: &PlanPart, weights: &Weights) -> u64 {
+    let segments = compile::segments(part, weights, gpu.variants());
+    let heads = compile::latent_heads(&part.plan, &segments);
+    heads.map_or(0, |heads| HeadsMemory::most_bytes(gpu, heads) as u64)
 }

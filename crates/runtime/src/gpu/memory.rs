@@ -126,7 +126,7 @@ impl Memory {
             )?,
             heads_memory: match latent {
                 Some(heads) => {
-                    let positions = [sizes.page, sizes.n_ctx];
+                    let positions = [sizes.page, sizes.n_ctx, max_rows];
                     HeadsMemory::new(gpu, sizes.kv_type, heads, positions)?
                 }
                 None => None,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Stage;
 use rocmforge_gpu::ops::LatentHeads;
 use rocmforge_plan::{
-    ActsId, BufferId, Op, Plan, RopeId, RopeStyle, Values, WeightId, Weights, is_dead,
+    ActsId, BufferId, Mask, Op, Plan, RopeId, RopeStyle, Values, WeightId, Weights, is_dead,
 };
 
 /// The operands of [`super::Stage::HeadProducts`].
@@ -65,9 +65,14 @@ pub(super) fn attend_to_heads(plan: &Plan, stages: &[Stage]) -> Option<Stage> {
         return None;
     };
     let (
-        &Op::QuantizeHeads { x: q, start: 0, .. },
+        &Op::QuantizeHeads {
+            x: q,
+            start: 0,
+            out: of_keys,
+        },
         &Op::Attention {
             layer,
+            n_heads,
             q: attending,
             sinks: None,
             out: attended,
@@ -76,7 +81,7 @@ pub(super) fn attend_to_heads(plan: &Plan, stages: &[Stage]) -> Option<Stage> {
         &Op::QuantizeHeads {
             x: converted,
             start: 0,
-            ..
+            out: of_values,
         },
     ) = (
         &plan.ops[first],
@@ -87,7 +92,9 @@ pub(super) fn attend_to_heads(plan: &Plan, stages: &[Stage]) -> Option<Stage> {
         return None;
     };
     let is_chain = (q, attending, converted) == (queries.q_tail, queries.product.out, attended)
-        && layer == queries.layer;
+        && (of_keys, of_values) == (queries.product.x, values.x)
+        && [queries.product.n_heads, values.n_heads] == [n_heads; 2]
+        && (layer, plan.kv[layer].mask) == (queries.layer, Mask::All);
     let after = &plan.ops[conversion + 3..];
     let are_dead = [queries.product.out, attended]
         .iter()
@@ -129,17 +136,18 @@ pub(super) fn products(plan: &Plan, range: Range<usize>) -> Option<HeadProductsO
             out: sorted,
         },
         Op::JoinHeads {
+            n_heads: joined_heads,
             x: joined,
             rest: None,
             out,
-            ..
         },
         ..,
     ] = &plan.ops[range]
     else {
         return None;
     };
-    let is_one = joined == sorted && is_dead(&plan.ops[first + 2..], sorted, plan.logits);
+    let is_one = (joined, joined_heads) == (sorted, n_heads)
+        && is_dead(&plan.ops[first + 2..], sorted, plan.logits);
     is_one.then_some(HeadProductsOps {
         x,
         weight,
@@ -177,10 +185,10 @@ pub(super) fn latent_queries(
             out: keys,
         },
         Op::JoinHeads {
+            n_heads: joined_heads,
             x: q_head,
             rest: Some(q_tail),
             out: queries,
-            ..
         },
         Op::Rope {
             x: q_rotated,
@@ -207,7 +215,8 @@ pub(super) fn latent_queries(
     let cache = plan.kv[layer];
     let n_rot = plan.rope[table.0 as usize].n_rot();
     let is_chain = (k_head, q_head) == (normed, sorted)
-        && (q_rotated, k_rotated, appended) == (queries, keys, keys);
+        && (q_rotated, k_rotated, appended) == (queries, keys, keys)
+        && joined_heads == n_heads;
     let are_alike = (head_dim, start, table, style) == (k_dim, k_start, k_table, k_style);
     let width = |id: BufferId| plan.buffers[id.0 as usize].width;
     let is_latent = (cache.n_kv_heads, cache.values, cache.k_dim)
