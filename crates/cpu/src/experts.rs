@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use rocmforge_plan::{
     ActFormat, ExpertGroups, ExpertScores, ExpertStack, ExpertVectors, ExpertWeights, OutMode,
-    Router, RowsOf, Weighed, Weight, act_format,
+    Router, RowsOf, SharedWeight, Weighed, Weight, act_format,
 };
 
 use crate::acts::Acts;
@@ -60,14 +60,15 @@ impl Routing {
     }
 
     /// Chooses the experts with the largest scores of `logits` [n_tokens, n_experts], of equal ones the first. Vectors
-    /// are [n_experts].
+    /// are [n_experts]. With a weight for it, a shared expert is the last choice of every token: number `n_experts`.
     ///
     /// # Panics
-    /// If `logits` is not whole rows, `n_used` is 0 or more than `n_experts`, or groups are not of equal size.
+    /// If `logits` is not whole rows, `n_used` is 0 or more than `n_experts`, groups are not of equal size, or the shared
+    /// expert's gates are not [n_tokens].
     pub fn route(
         &mut self,
         pool: &Pool,
-        router: &Router,
+        (router, shared): (&Router, Option<SharedWeight<&[f32]>>),
         logits: &[f32],
         (n_experts, vectors): (usize, ExpertVectors<&[f32]>),
     ) {
@@ -90,16 +91,29 @@ impl Routing {
             "logits are [n_tokens, n_experts]"
         );
         let n_tokens = logits.len() / n_experts;
-        self.n_used = n_used;
-        self.choices.resize(n_tokens * n_used, Choice::default());
+        let gates = shared.and_then(SharedWeight::gate);
+        assert!(
+            gates.is_none_or(|gates| gates.len() == n_tokens),
+            "gates are [n_tokens]"
+        );
+        let n_shared = usize::from(shared.is_some());
+        let n_choices = n_used + n_shared;
+        self.n_used = n_choices;
+        self.choices.resize(n_tokens * n_choices, Choice::default());
         let per_task = rows_per_task(pool, n_tokens, 8 * n_experts);
-        pool.for_each_rows(&mut self.choices, n_used, per_task, &|first, choices| {
+        pool.for_each_rows(&mut self.choices, n_choices, per_task, &|first, choices| {
             let logits = logits[first * n_experts..].chunks_exact(n_experts);
-            for (choices, logits) in choices.chunks_exact_mut(n_used).zip(logits) {
-                choose(router, vectors, logits, choices);
+            let tokens = choices.chunks_exact_mut(n_choices).zip(logits);
+            for (token, (choices, logits)) in (first..).zip(tokens) {
+                let (chosen, rest) = choices.split_at_mut(n_used);
+                choose(router, vectors, logits, chosen);
+                if let Some(last) = rest.first_mut() {
+                    last.expert = n_experts as u32;
+                    last.weight = gates.map_or(1.0, |gates| sigmoid(gates[token]));
+                }
             }
         });
-        self.sort(n_experts);
+        self.sort(n_experts + n_shared);
     }
 
     /// Creates a routing from existing choices of experts and weights `[n_tokens, n_used]`, best first. `None` if an
@@ -261,6 +275,10 @@ fn choose(
         let weight = score(expert) / sum * f64::from(router.scale) * of_expert;
         choice.weight = weight as f32;
     }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
 }
 
 /// NaN counts as negative infinity where experts are chosen.
@@ -451,6 +469,8 @@ pub struct ExpertMatrices<'a> {
     pub bias: Option<&'a [f32]>,
     /// Which of them are the experts'.
     pub stack: ExpertStack,
+    /// `[n_out, n_in]`, of the same type: that of the expert after them. Then there are no scales and no biases.
+    pub shared: Option<Weight<'a>>,
 }
 
 /// Computes `out[row] = acts[row] * w[e]^T * scales[e] + bias[e]`, `e` the expert of the row; `out` [n_rows, n_out].
@@ -467,6 +487,7 @@ pub fn expert_matmul(
         scales,
         bias,
         stack,
+        shared,
     }: ExpertMatrices<'_>,
     routing: &Routing,
     acts: &ExpertActs,
@@ -489,6 +510,15 @@ pub fn expert_matmul(
         scales.is_none_or(|scales| scales.len() == stack.n_experts),
         "scales are [n_experts]"
     );
+    if let Some(shared) = &shared {
+        shared.check();
+        assert_eq!(
+            (shared.ty, [shared.n_out, shared.n_in]),
+            (w.ty, [n_out, w.n_in]),
+            "the shared expert's matrix is like the others"
+        );
+        assert!(scales.is_none() && bias.is_none(), "only products");
+    }
     assert_eq!(acts.n_in, w.n_in, "acts are [n_rows, n_in]");
     assert_eq!(acts.format, Some(act_format(w.ty)), "{}", w.ty.name());
     assert_eq!(
@@ -500,10 +530,13 @@ pub fn expert_matmul(
     let experts: Vec<Weight<'_>> = routing
         .groups
         .iter()
-        .map(|group| Weight {
-            n_out,
-            data: &w.data[stack.matrix_of(group.expert) * expert_bytes..][..expert_bytes],
-            ..w
+        .map(|group| match shared {
+            Some(shared) if group.expert == stack.n_experts => shared,
+            _ => Weight {
+                n_out,
+                data: &w.data[stack.matrix_of(group.expert) * expert_bytes..][..expert_bytes],
+                ..w
+            },
         })
         .collect();
     let mut parts: Vec<(usize, Range<usize>)> = Vec::new();

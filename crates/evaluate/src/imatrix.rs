@@ -202,6 +202,7 @@ impl OpObserver for Collector {
                 scales,
                 router,
                 out,
+                ..
             } => {
                 let n_experts = self.buffer_widths[logits.0 as usize];
                 let vectors = ExpertVectors {
@@ -213,7 +214,8 @@ impl OpObserver for Collector {
                 *n = n_experts;
                 routing.route(
                     &self.pool,
-                    router,
+                    // Plans whose operations are not fused have no shared choices.
+                    (router, None),
                     &data.buffer(*logits),
                     (n_experts, vectors),
                 );

@@ -4,18 +4,19 @@
 //                softmax, sigmoid or sqrt(softplus). The largest logits are chosen, or with a bias or groups the largest
 //                scores plus bias, of equal ones the first; NaN counts as negative infinity. With groups, only experts
 //                of the groups with the largest sums of their best two keys are chosen. Weights are the scores, or the
-//                scores over their sum, times `scale` and the expert's own. One wave per token.
+//                scores over their sum, times `scale` and the expert's own. A shared expert, number n_experts, is the last
+//                choice of all tokens, with a weight of 1 or the sigmoid of its gate. One wave per token.
 // sort:          rows for all choices, sorted by expert and then by token, and the tiles of rows for GEMV and GEMM.
 //                One block of 1024 threads.
-// route_sort:    both in one block, for steps of few tokens; route_few: of few choices, one for each of 256 threads,
-//                and tokens, one for each wave.
+// route_sort:    both in one block, for steps of few tokens, at most one for each thread; route_few: of few choices, one
+//                for each of 256 threads, and tokens, one for each wave.
 // quantize_rows: out[row] = x[token of row], times the weight of the row if there are weights, in an activation form.
 //                Blocks of 256 threads, one or more per row.
 // combine:       out[token] (+)= sum of weight * x[row] over its choices, best first; without weights, sum of x[row].
 //                Blocks of 256 threads, one or more per token.
 //
-// Choices are [n_tokens, n_used]. Padding rows of a step (step.h) have no experts and no rows, and their sum is 0.
-// Results do not depend on the order of blocks or waves. Shared memory of sort: 41 KB.
+// Choices are [n_tokens, n_choices], n_used of them by the router. Padding rows of a step (step.h) have no experts and no
+// rows, and their sum is 0. Results do not depend on the order of blocks or waves. Shared memory of sort: 41 KB.
 #include "activation.h"
 #include "acts.h"
 #include "expert_tiles.h"
@@ -44,7 +45,7 @@ struct RouteParams {
     const float* logits;
     // [n_tokens]
     const u32* seq_of_row;
-    // [n_tokens, n_used]
+    // [n_tokens, n_choices]
     u32* experts;
     float* weights;
     u32* rows;
@@ -56,9 +57,14 @@ struct RouteParams {
     // [n_experts], or null.
     const float* bias;
     const float* expert_scales;
+    // Of the shared expert: [n_tokens], or null.
+    const float* gate;
     u32 n_tokens;
+    // The router's, without a shared one.
     u32 n_experts;
     u32 n_used;
+    // One more than n_used with a shared expert.
+    u32 n_choices;
     ScoreKind scores;
     // Whether weights are normalized to a sum of 1.
     u32 normalized;
@@ -66,8 +72,12 @@ struct RouteParams {
     u32 n_groups;
     u32 n_groups_used;
     float scale;
-    FIELDS(logits, seq_of_row, experts, weights, rows, tokens, n_rows, lists, bias, expert_scales, n_tokens, n_experts,
-           n_used, scores, normalized, n_groups, n_groups_used, scale)
+    u32 pad;
+    FIELDS(logits, seq_of_row, experts, weights, rows, tokens, n_rows, lists, bias, expert_scales, gate, n_tokens,
+           n_experts, n_used, n_choices, scores, normalized, n_groups, n_groups_used, scale, pad)
+
+    // All experts.
+    DEV_MEMBER u32 n_all() const { return n_experts + n_choices - n_used; }
 };
 
 // The largest key of a wave.
@@ -195,11 +205,11 @@ template <Keep KEEP> struct Keys {
 // Chooses the experts of a token; run by a whole wave. Lane k % WARP_SIZE stores choice k, and its expert to `also`.
 template <Keep KEEP> DEV void route_token(const RouteParams& p, u32 token, u32* also) {
     const float* logits = p.logits + (u64)token * p.n_experts;
-    u32* experts = p.experts + token * p.n_used;
-    float* weights = p.weights + token * p.n_used;
-    if (also) also += token * p.n_used;
+    u32* experts = p.experts + token * p.n_choices;
+    float* weights = p.weights + token * p.n_choices;
+    if (also) also += token * p.n_choices;
     if (uniform(p.seq_of_row[token]) == NO_ROW) {
-        for (u32 k = lane(); k < p.n_used; k += WARP_SIZE) {
+        for (u32 k = lane(); k < p.n_choices; k += WARP_SIZE) {
             experts[k] = NO_EXPERT, weights[k] = 0.0f;
             if (also) also[k] = NO_EXPERT;
         }
@@ -243,13 +253,22 @@ template <Keep KEEP> DEV void route_token(const RouteParams& p, u32 token, u32* 
     }
 }
 
+// Adds the shared expert to the choices of a token; run by one thread. `also` as in route_token.
+DEV void add_shared(const RouteParams& p, u32 token, u32* also) {
+    if (p.n_choices == p.n_used || p.seq_of_row[token] == NO_ROW) return;
+    const u32 choice = token * p.n_choices + p.n_used;
+    p.experts[choice] = p.n_experts;
+    p.weights[choice] = p.gate ? 1.0f / (1.0f + exp_of(-p.gate[token])) : 1.0f;
+    if (also) also[choice] = p.n_experts;
+}
+
 // Sorts as many choices as a block has threads, one each. Those of padding rows are the last ones.
 DEV void sort_few(const RouteParams& p, const u32* chosen) {
     // Numbers of tiles of each kind, BITS each: of an expert at its first choice, else 0.
     SHARED(u32, tiles_of, ROUTE_THREADS);
     constexpr u32 BITS = 10;
     static_assert(ROUTE_THREADS < 1 << BITS && N_KINDS * BITS <= 32, "the sums fit");
-    const u32 n = p.n_tokens * p.n_used, i = tid(), expert = i < n ? chosen[i] : NO_EXPERT;
+    const u32 n = p.n_tokens * p.n_choices, i = tid(), expert = i < n ? chosen[i] : NO_EXPERT;
     u32 before = 0, same = 0, same_before = 0, n_rows = 0;
     for (u32 j = 0; j < n; j++) {
         const u32 other = chosen[j];
@@ -272,7 +291,7 @@ DEV void sort_few(const RouteParams& p, const u32* chosen) {
     if (i < n) {
         const u32 row = before + same_before;
         p.rows[i] = expert == NO_EXPERT ? NO_ROW : row;
-        if (expert != NO_EXPERT) p.tokens[row] = i / p.n_used;
+        if (expert != NO_EXPERT) p.tokens[row] = i / p.n_choices;
     }
     if (i == 0) *p.n_rows = n_rows;
 #pragma unroll
@@ -322,7 +341,7 @@ DEV void sort_choices(const RouteParams& p) {
     SHARED(u32, starts, MAX_EXPERTS + 1);
     SHARED(u32, first_tiles, MAX_EXPERTS);
     SHARED(u32, part, SORT_WAVES);
-    const u32 n = p.n_tokens * p.n_used, n_experts = p.n_experts;
+    const u32 n = p.n_tokens * p.n_choices, n_experts = p.n_all();
     const u32 n_chunks = min_of(min_of(SORT_WAVES, N_COUNTS / n_experts), div_up(n, WARP_SIZE));
     const u32 n_rounds = div_up(n, n_chunks * WARP_SIZE);
     const u32 chunk_len = n_rounds * WARP_SIZE, chunk = uniform(wave());
@@ -371,7 +390,7 @@ DEV void sort_choices(const RouteParams& p) {
         u32 row = NO_ROW;
         if (expert != NO_EXPERT) {
             row = starts[expert] + counts[i / chunk_len * n_experts + expert] + p.rows[i];
-            p.tokens[row] = i / p.n_used;
+            p.tokens[row] = i / p.n_choices;
         }
         p.rows[i] = row;
     }
@@ -403,13 +422,16 @@ DEV void sort_choices(const RouteParams& p) {
 
 KERNEL(route, RouteParams, ROUTE_THREADS) {
     const u32 token = bid_x() * (ROUTE_THREADS / WARP_SIZE) + uniform(wave());
-    if (token < p.n_tokens) route_token<OF_ONE_TOKEN>(p, token, nullptr);
+    if (token >= p.n_tokens) return;
+    route_token<OF_ONE_TOKEN>(p, token, nullptr);
+    if (lane() == 0) add_shared(p, token, nullptr);
 }
 
 KERNEL(sort, RouteParams, SORT_THREADS) { sort_choices(p); }
 
 KERNEL(route_sort, RouteParams, SORT_THREADS) {
     for (u32 token = uniform(wave()); token < p.n_tokens; token += SORT_WAVES) route_token<Keep::No>(p, token, nullptr);
+    if (tid() < p.n_tokens) add_shared(p, tid(), nullptr);
     barrier();
     sort_choices(p);
 }
@@ -418,6 +440,7 @@ KERNEL(route_few, RouteParams, ROUTE_THREADS) {
     SHARED(u32, chosen, ROUTE_THREADS);
     const u32 token = uniform(wave());
     if (token < p.n_tokens) route_token<OF_ONE_TOKEN>(p, token, chosen);
+    if (tid() < p.n_tokens) add_shared(p, tid(), chosen);
     barrier();
     sort_few(p, chosen);
 }

@@ -303,8 +303,8 @@ template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
     const ExpertTile tile = tile_at(p.tiles, bid_x());
     if (tile.expert == NO_EXPERT) return;
     Job job = job_of<ROWS == 2>(p, bid_y());
-    job.w.data += tile.expert * p.expert_bytes;
-    job.up += tile.expert * p.expert_bytes;
+    job.w.data = matrix_of(tile.expert, job.w.data, p.expert_bytes, p.n_stacked, p.shared);
+    job.up = matrix_of(tile.expert, job.up, p.expert_bytes, p.n_stacked, p.up_shared);
     if (job.bias) job.bias += tile.expert * job.w.n_out;
     if (job.up_bias) job.up_bias += tile.expert * job.w.n_out;
     if (p.expert_scales) job.scale = p.expert_scales[tile.expert];

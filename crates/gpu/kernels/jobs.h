@@ -65,10 +65,17 @@ struct One {
     // Row r of expert e is at r * out_stride + e * out_skip floats of out, modulo 2^64.
     u64 out_skip;
     u32 out_stride;
-    u32 pad;
+    // How many experts' matrices follow one another, and the matrix of the expert after them.
+    u32 n_stacked;
+    const u8* shared;
     FIELDS(w, x, scales, sums, bias, out, n_rows, mode, split_log, turns_log, first_block, timed, tiles, expert_bytes,
-           expert_scales, out_skip, out_stride, pad)
+           expert_scales, out_skip, out_stride, n_stacked, shared)
 };
+
+// The matrix of an expert, the first of which is at `first`.
+DEV u8* matrix_of(u32 expert, const u8* first, u64 expert_bytes, u32 n_stacked, const u8* shared) {
+    return (u8*)choose_loaded(expert >= n_stacked, first + expert * expert_bytes, shared);
+}
 
 // What the products of a launch differ in.
 struct Product {
@@ -100,9 +107,11 @@ struct Few {
     const float* up_scales;
     u64 out_skip;
     u32 out_stride;
-    u32 pad;
+    u32 n_stacked;
+    const u8* shared;
+    const u8* up_shared;
     FIELDS(x, scales, sums, n_rows, gated, products, tiles, expert_bytes, expert_scales, up_scales, out_skip, out_stride,
-           pad)
+           n_stacked, shared, up_shared)
 };
 
 struct Listed {

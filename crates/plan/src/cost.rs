@@ -190,7 +190,7 @@ impl PlanCost<'_> {
                 let vectors = [bias, scales].into_iter().flatten();
                 OpCost {
                     weight_bytes: vectors.map(|it| self.vector_bytes(it, rows)).sum(),
-                    ..self.elementwise(&[logits], 2, shape)
+                    ..self.elementwise(&op.reads(), 2, shape)
                 }
             }
             Op::Quantize { out, .. }
@@ -236,11 +236,15 @@ impl PlanCost<'_> {
                 weight,
                 bias,
                 stack,
+                shared,
                 ..
-            } => self.sorted_products(x, (weight, bias), stack, shape),
+            } => self.sorted_products(x, (weight, bias), (stack, shared), shape),
             Op::HeadMatMul {
                 x, weight, n_heads, ..
-            } => self.sorted_products(x, (weight, None), ExpertStack::whole(n_heads), shape),
+            } => {
+                let heads = (ExpertStack::whole(n_heads), None);
+                self.sorted_products(x, (weight, None), heads, shape)
+            }
             Op::CombineExperts { x, out, .. } => self.elementwise(&[out, x], 2, shape),
             Op::JoinHeads { out, .. } => self.elementwise(&[out, out], 0, shape),
             // Four multiplications and two additions per pair.
@@ -414,12 +418,12 @@ impl PlanCost<'_> {
         (shape.n_rows(info.rows) as u64, info.width as u64)
     }
 
-    /// The cost of multiplying rows `x` with the matrix of an expert each.
+    /// The cost of multiplying rows `x` with the matrix of an expert each; a shared one has a row of each token.
     fn sorted_products(
         &self,
         x: ActsId,
         (weight, bias): (WeightId, Option<WeightId>),
-        stack: ExpertStack,
+        (stack, shared): (ExpertStack, Option<WeightId>),
         shape: &BatchShape,
     ) -> OpCost {
         let acts = self.plan.acts[x.0 as usize];
@@ -434,9 +438,10 @@ impl PlanCost<'_> {
         };
         let bias_bytes = bias.map_or(0, |bias| self.vector_bytes(bias, rows));
         let matrix_bytes = matrices.data.len() as u64 / n_matrices + bias_bytes / n_experts;
+        let of_shared = shared.map_or(0, |_| shape.n_tokens() as u64);
         OpCost {
             // The rows use at most this many different matrices.
-            weight_bytes: matrix_bytes * rows.min(n_experts),
+            weight_bytes: matrix_bytes * ((rows - of_shared).min(n_experts) + of_shared.min(1)),
             buffer_bytes: rows * (act_bytes * n_in + 4 * n_out),
             f32_ops,
             i8_ops,

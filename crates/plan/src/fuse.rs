@@ -40,13 +40,13 @@ pub fn fuse_adds(mut plan: Plan) -> Plan {
 }
 
 /// The first operations of layers, before and after a rewrite.
-struct Layers {
+pub(crate) struct Layers {
     before: std::iter::Peekable<std::vec::IntoIter<usize>>,
-    after: Vec<usize>,
+    pub(crate) after: Vec<usize>,
 }
 
 impl Layers {
-    fn of(plan: &mut Plan) -> Layers {
+    pub(crate) fn of(plan: &mut Plan) -> Layers {
         Layers {
             before: std::mem::take(&mut plan.layers).into_iter().peekable(),
             after: Vec::new(),
@@ -54,7 +54,7 @@ impl Layers {
     }
 
     /// Records that the rewrite has reached operation `at`, and has written `n_written` operations.
-    fn reach(&mut self, at: usize, n_written: usize) {
+    pub(crate) fn reach(&mut self, at: usize, n_written: usize) {
         while self.before.next_if(|first| *first <= at).is_some() {
             self.after.push(n_written);
         }

@@ -23,6 +23,7 @@ mod roofline;
 mod rope;
 mod sampler_kind;
 mod sampling;
+mod shared_expert;
 mod state;
 mod turns;
 mod weights;
@@ -44,7 +45,7 @@ pub use op::{
 };
 pub use params::{
     Activation, ExpertGroups, ExpertScores, ExpertStack, ExpertVectors, ExpertWeights, Factor,
-    OutMode, RopeStyle, Router, RowsOf, Weighed,
+    OutMode, RopeStyle, Router, RowsOf, SharedWeight, Weighed,
 };
 pub use placement::{Placement, PlanPart, Segment, Side, Split, is_of_experts, layer_starts};
 pub use recorder::{ExpertProjection, Mixing, Projection, Recorder, Routing, Value};
@@ -52,6 +53,7 @@ pub use roofline::Roofline;
 pub use rope::{LongContext, RopeTable};
 pub use sampler_kind::{SamplerKind, UnknownSampler};
 pub use sampling::{Dry, DynamicTemperature, Mirostat, SamplingParams, Xtc};
+pub use shared_expert::join_shared_experts;
 pub use state::{ConvForm, Decay, KeySharing, LinearHeads, LinearInputs, StateRule, StateSpec};
 pub use turns::{Fixed, KeyTurn};
 pub use weights::{Weight, WeightEntry, Weights};

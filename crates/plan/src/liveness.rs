@@ -7,24 +7,34 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use crate::op::{ActsId, ActsInfo, BufferId, BufferInfo, Op, Plan, RoutingId};
+use crate::op::{ActsId, ActsInfo, BufferId, BufferInfo, Plan, RoutingId};
 
 /// Assigns buffers, activation buffers and routings anew, as few as the lives of values allow.
-pub(crate) fn share_buffers(mut plan: Plan) -> Plan {
+pub(crate) fn share_buffers(plan: Plan) -> Plan {
+    assign(plan, Sharing::Any)
+}
+
+/// Gives every value a buffer, activation buffer or routing of its own.
+pub(crate) fn separate_buffers(plan: Plan) -> Plan {
+    assign(plan, Sharing::None)
+}
+
+/// Which values may have the same buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    /// Those that are not needed at the same time.
+    Any,
+    None,
+}
+
+fn assign(mut plan: Plan, sharing: Sharing) -> Plan {
     let mut buffers = Lives::<BufferId, BufferInfo>::default();
     let mut acts = Lives::<ActsId, ActsInfo>::default();
     let mut routings = Lives::<RoutingId, [usize; 2]>::default();
     // Every id first becomes the index of its value.
     for (at, op) in plan.ops.iter_mut().enumerate() {
         let reads = op.reads();
-        // The number of experts, and of those used by a token.
-        let routed = match op {
-            Op::Route { logits, router, .. } => {
-                let n_experts = plan.buffers[logits.0 as usize].width;
-                Some([n_experts, router.n_used])
-            }
-            _ => None,
-        };
+        let routed = op.routing_shape(&plan.buffers);
         let converted = op.acts_written().map(|id| plan.acts[id.0 as usize]);
         for id in op.buffers_mut() {
             let shape = plan.buffers[id.0 as usize];
@@ -49,9 +59,9 @@ pub(crate) fn share_buffers(mut plan: Plan) -> Plan {
     let shape = plan.buffers[plan.logits.0 as usize];
     plan.logits.0 = buffers.read(plan.logits, plan.ops.len(), shape);
 
-    let (buffer_of, buffers) = buffers.places();
-    let (acts_of, acts) = acts.places();
-    let (routing_of, routings) = routings.places();
+    let (buffer_of, buffers) = buffers.places(sharing);
+    let (acts_of, acts) = acts.places(sharing);
+    let (routing_of, routings) = routings.places(sharing);
     for op in &mut plan.ops {
         for id in op.buffers_mut() {
             id.0 = buffer_of[id.0 as usize];
@@ -119,12 +129,14 @@ impl<I: Eq + Hash, S: Copy + PartialEq> Lives<I, S> {
     }
 
     /// Returns the place of each value, and the shapes of the places.
-    fn places(self) -> (Vec<u32>, Vec<S>) {
+    fn places(self, sharing: Sharing) -> (Vec<u32>, Vec<S>) {
         // The last operation that needs each place so far.
         let mut places: Vec<(S, usize)> = Vec::new();
         let mut place_of = Vec::with_capacity(self.all.len());
         for life in &self.all {
-            let is_free = |(shape, last): &(S, usize)| *shape == life.shape && *last < life.first;
+            let is_free = |(shape, last): &(S, usize)| {
+                sharing == Sharing::Any && *shape == life.shape && *last < life.first
+            };
             let place = places.iter().position(is_free).unwrap_or(places.len());
             match places.get_mut(place) {
                 Some((_, last)) => *last = life.last,
@@ -141,7 +153,7 @@ impl<I: Eq + Hash, S: Copy + PartialEq> Lives<I, S> {
 mod tests {
     use super::*;
     use crate::acts::ActFormat;
-    use crate::op::WeightId;
+    use crate::op::{Op, WeightId};
     use crate::params::Activation;
     use crate::recorder::{Projection, Recorder};
 

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 
 use crate::acts::ActFormat;
 use crate::kv::{KvSpec, KvType};
-use crate::params::{Activation, ExpertStack, Factor, OutMode, RopeStyle, Router, RowsOf, Weighed};
+use crate::params::{
+    Activation, ExpertStack, Factor, OutMode, RopeStyle, Router, RowsOf, SharedWeight, Weighed,
+};
 use crate::rope::RopeTable;
 use crate::state::{ConvForm, Decay, LinearHeads, LinearInputs, StateRule, StateSpec};
 
@@ -192,12 +194,14 @@ pub enum Op {
         out: BufferId,
     },
     /// Chooses the experts of each token, and their weights, from `logits` (one per expert). The scores plus `bias` decide
-    /// the choice, the scores alone the weights, which `scales` multiplies.
+    /// the choice, the scores alone the weights, which `scales` multiplies. A `shared` expert, whose number is the next
+    /// one, is the last choice of every token.
     Route {
         logits: BufferId,
         bias: Option<WeightId>,
         scales: Option<WeightId>,
         router: Router,
+        shared: Option<SharedWeight<BufferId>>,
         out: RoutingId,
     },
     /// As `Quantize`, with a row per token and expert; `rows_of` says what the rows of `x` are.
@@ -209,7 +213,8 @@ pub enum Op {
     },
     /// `out[row] = x[row] * weight[e]^T (* scales[e]) (+ bias[e])`, `e` the expert of the row; `weight` is
     /// `[n_matrices * n_out, n_in]`, of which `stack` says what is an expert's, `scales` `[n_experts]` and `bias`
-    /// `[n_experts * n_out]`.
+    /// `[n_experts * n_out]`. The matrix of a shared expert, `[n_out, n_in]` of the same type, is `shared`; then there are
+    /// no scales and no biases.
     ExpertMatMul {
         x: ActsId,
         routing: RoutingId,
@@ -217,6 +222,7 @@ pub enum Op {
         scales: Option<WeightId>,
         bias: Option<WeightId>,
         stack: ExpertStack,
+        shared: Option<WeightId>,
         out: BufferId,
     },
     /// `out[t] = sum(weight * x[row])` over the experts of token `t`, best first; `sum(x[row])` if the weights multiplied
@@ -389,7 +395,10 @@ impl Op {
             | Op::HeadMatMul { .. }
             | Op::MatMuls { .. }
             | Op::GatedMatMul { .. } => vec![],
-            Op::Route { logits, .. } => vec![logits],
+            Op::Route { logits, shared, .. } => {
+                let gate = shared.and_then(SharedWeight::gate);
+                gate.into_iter().chain([logits]).collect()
+            }
             Op::AddPositions { out, .. } => vec![out],
             Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
@@ -438,9 +447,10 @@ impl Op {
     /// Returns the matrices this operation multiplies with.
     pub fn matrices(&self) -> Vec<WeightId> {
         match self {
-            Op::MatMul { weight, .. }
-            | Op::ExpertMatMul { weight, .. }
-            | Op::HeadMatMul { weight, .. } => vec![*weight],
+            Op::MatMul { weight, .. } | Op::HeadMatMul { weight, .. } => vec![*weight],
+            Op::ExpertMatMul { weight, shared, .. } => {
+                [Some(*weight), *shared].into_iter().flatten().collect()
+            }
             Op::MatMuls { products, .. } => {
                 products.iter().map(|(linear, _)| linear.weight).collect()
             }
@@ -523,6 +533,23 @@ impl Op {
             Op::QuantizeExperts { routing, .. }
             | Op::ExpertMatMul { routing, .. }
             | Op::CombineExperts { routing, .. } => Some(routing),
+            _ => None,
+        }
+    }
+
+    /// Returns the shape of the routing this operation writes: the experts, and those of a token. Counts a shared one.
+    pub fn routing_shape(&self, buffers: &[BufferInfo]) -> Option<[usize; 2]> {
+        match self {
+            Op::Route {
+                logits,
+                router,
+                shared,
+                ..
+            } => {
+                let n_shared = usize::from(shared.is_some());
+                let n_experts = buffers[logits.0 as usize].width;
+                Some([n_experts + n_shared, router.n_used + n_shared])
+            }
             _ => None,
         }
     }

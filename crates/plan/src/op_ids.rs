@@ -1,6 +1,7 @@
 //! The ids that an operation names, for rewriting them.
 
 use crate::op::{ActsId, BufferId, MixWeights, Op, RoutingId};
+use crate::params::SharedWeight;
 
 impl Op {
     /// Returns the float buffers this operation reads or writes.
@@ -13,7 +14,10 @@ impl Op {
             | Op::ExpertMatMul { out, .. }
             | Op::HeadMatMul { out, .. } => vec![out],
             Op::MatMuls { products, .. } => products.iter_mut().map(|(_, out)| out).collect(),
-            Op::Route { logits, .. } => vec![logits],
+            Op::Route { logits, shared, .. } => {
+                let gate = shared.as_mut().and_then(SharedWeight::gate_mut);
+                gate.into_iter().chain([logits]).collect()
+            }
             Op::Quantize { x, .. }
             | Op::NormQuantize { x, .. }
             | Op::QuantizeExperts { x, .. }

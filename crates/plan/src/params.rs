@@ -111,6 +111,37 @@ impl<T> ExpertVectors<T> {
     }
 }
 
+/// The weight of the shared expert, which every token chooses after the experts that the router chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharedWeight<T> {
+    One,
+    /// `1 / (1 + e^-x)` of a number for each token, `[n_tokens, 1]`.
+    Sigmoid(T),
+}
+
+impl<T> SharedWeight<T> {
+    /// Returns the numbers, if there are any.
+    pub fn gate(self) -> Option<T> {
+        match self {
+            SharedWeight::One => None,
+            SharedWeight::Sigmoid(gate) => Some(gate),
+        }
+    }
+
+    pub(crate) fn gate_mut(&mut self) -> Option<&mut T> {
+        match self {
+            SharedWeight::One => None,
+            SharedWeight::Sigmoid(gate) => Some(gate),
+        }
+    }
+
+    /// Returns what `f` makes of the numbers.
+    pub fn map<U>(self, f: impl Fn(T) -> U) -> SharedWeight<U> {
+        self.gate()
+            .map_or(SharedWeight::One, |gate| SharedWeight::Sigmoid(f(gate)))
+    }
+}
+
 /// What the logits of a router become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertScores {

@@ -307,6 +307,7 @@ impl Recorder {
             bias,
             scales,
             router,
+            shared: None,
             out: out.id,
         });
         out
@@ -331,6 +332,7 @@ impl Recorder {
             scales: experts.scales,
             bias: linear.bias,
             stack: experts.stack,
+            shared: None,
             out: out.id,
         });
         out

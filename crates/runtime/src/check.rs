@@ -380,8 +380,18 @@ impl Labels<'_> {
                 (shape, matrix.ty.name().to_string())
             }
             Op::ExpertMatMul {
-                x, weight, stack, ..
-            } => self.stacked(x, weight, stack, "experts"),
+                x,
+                weight,
+                stack,
+                shared,
+                ..
+            } => {
+                let of = match shared {
+                    None => "experts",
+                    Some(_) => "experts and a shared one",
+                };
+                self.stacked(x, weight, stack, of)
+            }
             Op::HeadMatMul {
                 x, weight, n_heads, ..
             } => self.stacked(x, weight, ExpertStack::whole(n_heads), "heads"),

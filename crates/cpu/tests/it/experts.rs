@@ -7,7 +7,7 @@ use rocmforge_cpu::{
 use rocmforge_gguf::GgmlType;
 use rocmforge_plan::{
     ExpertGroups, ExpertScores, ExpertStack, ExpertVectors, ExpertWeights, OutMode, Router, RowsOf,
-    Weighed, Weight, act_format,
+    SharedWeight, Weighed, Weight, act_format,
 };
 
 use crate::random::Rng;
@@ -30,7 +30,7 @@ fn routed(router: &Router, logits: &[f32], n_experts: usize) -> Routing {
     let mut routing = Routing::new();
     routing.route(
         &Pool::new(2),
-        router,
+        (router, None),
         logits,
         (n_experts, ExpertVectors::NONE),
     );
@@ -105,7 +105,12 @@ fn scores_biases_and_groups_choose_by_definition() {
         let logits: Vec<f32> = rng.vec(n_experts * 7).iter().map(|x| x * 3.0).collect();
         let mut routing = Routing::new();
         let vectors = ExpertVectors { bias, scales };
-        routing.route(&Pool::new(2), &router, &logits, (n_experts, vectors));
+        routing.route(
+            &Pool::new(2),
+            (&router, None),
+            &logits,
+            (n_experts, vectors),
+        );
         for (token, logits) in logits.chunks(n_experts).enumerate() {
             let total: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
             let scores: Vec<f64> = logits
@@ -226,7 +231,7 @@ impl Mixture {
         let (mut routing, mut acts) = (Routing::new(), ExpertActs::new());
         routing.route(
             pool,
-            &router(2, ExpertWeights::Normalized),
+            (&router(2, ExpertWeights::Normalized), None),
             logits,
             (N_EXPERTS, ExpertVectors::NONE),
         );
@@ -243,6 +248,7 @@ impl Mixture {
             scales,
             bias: Some(bias),
             stack: ExpertStack::whole(N_EXPERTS),
+            shared: None,
         };
         let up = self.stack(&self.up, N_EXPERTS * N_FF, N_IN);
         let up = matrices(up, Some(&self.up_scales[..]), &self.up_bias[..]);
@@ -400,6 +406,7 @@ fn parts_of_stacks() {
             scales: None,
             bias,
             stack,
+            shared: None,
         };
         expert_matmul(isa, &pool, matrices, &routing, &acts, &mut out);
         out
@@ -418,5 +425,70 @@ fn parts_of_stacks() {
             product(&alone, ExpertStack::whole(n_experts)),
             "part {part}"
         );
+    }
+}
+
+/// A shared expert is the last choice of every token, and its matrix is as the last one of a longer stack.
+#[test]
+fn shared_experts() {
+    let (n_experts, n_in, n_out, n_tokens) = (3, 64, 5, 9);
+    let mut rng = Rng(5);
+    let ty = GgmlType::Q8_0;
+    let data = weights(ty, (n_experts + 1) * n_out, n_in, &mut rng);
+    let (x, logits) = (rng.vec(n_tokens * n_in), rng.vec(n_tokens * n_experts));
+    let gates: Vec<f32> = rng.vec(n_tokens).iter().map(|x| x * 5.0).collect();
+    let router = router(2, ExpertWeights::Normalized);
+    let alone = routed(&router, &logits, n_experts);
+    for shared in [SharedWeight::One, SharedWeight::Sigmoid(&gates[..])] {
+        let (pool, vectors) = (Pool::new(2), ExpertVectors::NONE);
+        let mut routing = Routing::new();
+        routing.route(
+            &pool,
+            (&router, Some(shared)),
+            &logits,
+            (n_experts, vectors),
+        );
+        for (token, gate) in gates.iter().enumerate() {
+            let (last, chosen) = routing.choices(token).split_last().unwrap();
+            let same = chosen.iter().zip(alone.choices(token));
+            for (a, b) in same {
+                assert_eq!((a.expert, a.weight), (b.expert, b.weight));
+            }
+            assert_eq!(chosen.len(), 2);
+            let weight = match shared {
+                SharedWeight::One => 1.0,
+                SharedWeight::Sigmoid(_) => 1.0 / (1.0 + (-f64::from(*gate)).exp()),
+            };
+            assert_eq!(last.expert as usize, n_experts);
+            assert!((f64::from(last.weight) - weight).abs() <= 1e-7);
+        }
+        let stacked = |n: usize| Weight {
+            ty,
+            n_out: n * n_out,
+            n_in,
+            data: &data[..data.len() / (n_experts + 1) * n],
+        };
+        let of_shared = Weight {
+            data: &data[data.len() / (n_experts + 1) * n_experts..],
+            ..stacked(1)
+        };
+        for isa in Isa::available() {
+            let mut acts = ExpertActs::new();
+            acts.quantize(isa, &pool, &routing, (&x, RowsOf::Tokens), act_format(ty));
+            let product = |n: usize, shared: Option<Weight<'_>>| {
+                let matrices = ExpertMatrices {
+                    w: stacked(n),
+                    scales: None,
+                    bias: None,
+                    stack: ExpertStack::whole(n),
+                    shared,
+                };
+                let mut out = vec![f32::NAN; routing.n_rows() * n_out];
+                expert_matmul(isa, &pool, matrices, &routing, &acts, &mut out);
+                out
+            };
+            let separate = product(n_experts, Some(of_shared));
+            assert_eq!(separate, product(n_experts + 1, None), "{isa}");
+        }
     }
 }

@@ -43,7 +43,7 @@ struct Experts {
         const ExpertTile tile = tile_at(p.tiles, bid_x());
         if (tile.expert == NO_EXPERT) return;
         OfExpert own = {p, p.expert_scales ? p.expert_scales[tile.expert] : 1.0f};
-        own.w.data += tile.expert * p.expert_bytes;
+        own.w.data = matrix_of(tile.expert, p.w.data, p.expert_bytes, p.n_stacked, p.shared);
         if (own.bias) own.bias += tile.expert * own.w.n_out;
         own.out = moved(own.out, tile.expert * p.out_skip);
         own.n_rows = tile.first_row + tile.n_rows;

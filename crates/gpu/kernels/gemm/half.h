@@ -26,10 +26,11 @@ struct HalfProduct {
     float* out;
     // Of an MoE layer: [n_experts], or null.
     const float* scales;
+    const u8* shared;
     // Tiles of products follow one another.
     u32 first_tile;
     Mode mode;
-    FIELDS(w, bias, out, scales, first_tile, mode)
+    FIELDS(w, bias, out, scales, shared, first_tile, mode)
 };
 
 struct HalfParams {
@@ -54,11 +55,12 @@ struct HalfParams {
     u32 n_tiles;
     u32 n_whole;
     u32 n_blocks;
-    u32 pad;
+    // Of an MoE layer: how many experts' matrices follow one another. That of the expert after them is a product's `shared`.
+    u32 n_stacked;
     // Unused ones begin after the last tile. All have the same n_in.
     HalfProduct products[FEW];
     FIELDS(x, factors, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles,
-           n_whole, n_blocks, pad, products)
+           n_whole, n_blocks, n_stacked, products)
 };
 
 // A chunk's scales and minimums as pairs of equal f16 numbers, for both groups of 16 values.
@@ -173,7 +175,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
             const u32 at = tile / p.n_tiles / PARTS;
             const ExpertTile e = tile_at(p.tiles, at);
             const u32 first = first_row_of(tile);
-            product.w.data += e.expert * p.expert_bytes;
+            product.w.data = matrix_of(e.expert, product.w.data, p.expert_bytes, p.n_stacked, product.shared);
             if (product.bias) product.bias += e.expert * product.w.n_out;
             product.out = moved(product.out, e.expert * p.out_skip);
             const float scale = product.scales ? product.scales[e.expert] : 1.0f;

@@ -120,6 +120,7 @@ struct HalfProduct {
     bias: Address,
     out: Address,
     scales: Address,
+    shared: Address,
     first_tile: u32,
     mode: u32,
 }
@@ -129,6 +130,7 @@ layout!(HalfProduct {
     bias,
     out,
     scales,
+    shared,
     first_tile,
     mode
 });
@@ -150,7 +152,7 @@ struct HalfParams {
     n_tiles: u32,
     n_whole: u32,
     n_blocks: u32,
-    pad: u32,
+    n_stacked: u32,
     products: [HalfProduct; FEW],
 }
 
@@ -169,11 +171,11 @@ layout!(HalfParams {
     n_tiles,
     n_whole,
     n_blocks,
-    pad,
+    n_stacked,
     products
 });
 
-const _: () = assert!(size_of::<HalfActsParams>() == 56 && size_of::<HalfParams>() == 232);
+const _: () = assert!(size_of::<HalfActsParams>() == 56 && size_of::<HalfParams>() == 256);
 
 kernels! {
     /// The numbers are the rows of a tile.
@@ -555,6 +557,7 @@ fn multiply(
         bias: address(work.bias),
         out: work.out.address(),
         scales: address(work.scales),
+        shared: address(work.shared),
         first_tile: first_tile as u32,
         mode: work.mode as u32,
     };
@@ -568,17 +571,16 @@ fn multiply(
         n_tiles += tile.n_tiles(work);
     }
     let counters = counter_bytes(gpu);
-    let n_bytes = works[0]
+    let [expert_bytes, n_stacked] = works[0]
         .experts
-        .as_ref()
-        .map_or(0, |experts| experts.n_bytes);
+        .map_or([0; 2], |experts| [experts.n_bytes, experts.n_stacked]);
     let params = HalfParams {
         x: x.values.address(),
         factors: x.factors.address(),
         parts: memory.parts.part(counters..memory.parts.len()).address(),
         counters: memory.parts.address(),
         tiles: x.table(),
-        expert_bytes: Count(n_bytes as u64),
+        expert_bytes: Count(expert_bytes as u64),
         out_skip: Count(works[0].places.skip as u64),
         out_stride: works[0].places.stride as u32,
         n_rows: n_rows as u32,
@@ -587,7 +589,7 @@ fn multiply(
         n_tiles: u32::try_from(n_tiles).expect("the number of tiles fits 32 bits"),
         n_whole: division.n_whole as u32,
         n_blocks: division.n_blocks as u32,
-        pad: 0,
+        n_stacked: n_stacked as u32,
         products,
     };
     gpu.launch(

@@ -43,6 +43,9 @@ pub struct ExpertProduct<'a> {
     pub scales: Option<Slice<'a, f32>>,
     /// `[n_experts, n_out]`.
     pub bias: Option<Slice<'a, f32>>,
+    /// The matrix of the expert after these, a shared one, of the same format and shape. Then there are no scales and no
+    /// biases.
+    pub shared: Option<Matrix<'a>>,
 }
 
 /// What happens to the result of a product: `Mode` in jobs.h.
@@ -89,6 +92,8 @@ pub(super) struct Work<'a> {
     pub(super) bias: Option<Slice<'a, f32>>,
     /// Of an MoE layer: a factor on the products of each expert, `[n_experts]`.
     pub(super) scales: Option<Slice<'a, f32>>,
+    /// Of an MoE layer: the matrix of its shared expert.
+    pub(super) shared: Option<Slice<'a, u8>>,
     /// Up, if this is a gated product: of the same format and shape as `matrix`, which is the gate.
     pub(super) up: Option<Up<'a>>,
     pub(super) mode: Mode,
@@ -111,6 +116,7 @@ pub(super) struct Up<'a> {
     matrix: Matrix<'a>,
     bias: Option<Slice<'a, f32>>,
     scales: Option<Slice<'a, f32>>,
+    shared: Option<Slice<'a, u8>>,
 }
 
 /// Which expert's matrix each row is multiplied with.
@@ -119,6 +125,8 @@ pub(super) struct Experts<'a> {
     pub(super) routing: Routing<'a>,
     /// Bytes from an expert's matrix to the next one's.
     pub(super) n_bytes: usize,
+    /// How many experts' matrices follow one another; that of a shared expert is apart.
+    pub(super) n_stacked: usize,
 }
 
 impl<'a> Work<'a> {
@@ -130,6 +138,7 @@ impl<'a> Work<'a> {
             matrix: product.matrix,
             bias: product.bias,
             scales: None,
+            shared: None,
             up: None,
             mode: product.mode.into(),
             out: product.out,
@@ -154,18 +163,32 @@ impl<'a> Work<'a> {
             matrices,
             scales,
             bias,
+            shared,
         }: &ExpertProduct<'a>,
         out: Slice<'a, f32>,
     ) -> Work<'a> {
         let n_experts = matrices.stack.n_experts;
-        assert_eq!(n_experts, routing.n_experts, "a matrix per expert");
+        let n_shared = usize::from(shared.is_some());
+        assert_eq!(
+            n_experts + n_shared,
+            routing.n_experts,
+            "a matrix per expert"
+        );
+        if let Some(shared) = &shared {
+            assert_eq!(
+                (shared.ty, [shared.n_out, shared.n_in]),
+                (matrices.ty, [matrices.n_out, matrices.n_in]),
+                "the shared expert's matrix is like the others"
+            );
+            assert!(scales.is_none() && bias.is_none(), "only products");
+        }
         let n_biases = n_experts * matrices.n_out;
         assert!(
             bias.is_none_or(|bias| bias.len() == n_biases),
             "bias is [n_experts, n_out]"
         );
         assert!(
-            scales.is_none_or(|scales| scales.len() == matrices.stack.n_experts),
+            scales.is_none_or(|scales| scales.len() == n_experts),
             "scales are [n_experts]"
         );
         assert_eq!(x.n_rows, routing.max_rows(), "one row per choice");
@@ -178,9 +201,11 @@ impl<'a> Work<'a> {
         Work {
             bias,
             scales,
+            shared: shared.map(|shared| shared.data),
             experts: Some(Experts {
                 routing: *routing,
                 n_bytes: matrices.expert_bytes(),
+                n_stacked: n_experts,
             }),
             ..Work::new(x, &product)
         }
@@ -208,6 +233,7 @@ impl<'a> Work<'a> {
             matrices,
             scales: None,
             bias: None,
+            shared: None,
         };
         let first = out.part(0..n_rows * matrices.n_out);
         // Row `head * n_tokens + token` belongs at `token * n_heads + head`.
@@ -228,6 +254,7 @@ impl<'a> Work<'a> {
                 matrix: up.matrix,
                 bias: up.bias,
                 scales: up.scales,
+                shared: up.shared,
             }),
             mode,
             ..*self
@@ -296,7 +323,7 @@ impl<'a> Work<'a> {
 }
 
 /// The address of an operand that may be missing.
-pub(super) fn address(operand: Option<Slice<'_, f32>>) -> Address {
+pub(super) fn address<T>(operand: Option<Slice<'_, T>>) -> Address {
     operand.map_or(Address::NULL, |operand| operand.address())
 }
 
@@ -354,7 +381,9 @@ pub(super) struct Few {
     up_scales: Address,
     out_skip: Count,
     out_stride: u32,
-    pad: u32,
+    n_stacked: u32,
+    shared: Address,
+    up_shared: Address,
 }
 
 layout!(Few {
@@ -370,7 +399,9 @@ layout!(Few {
     up_scales,
     out_skip,
     out_stride,
-    pad
+    n_stacked,
+    shared,
+    up_shared
 });
 
 impl Few {
@@ -388,7 +419,7 @@ impl Few {
         };
         let mut all = [after; FEW];
         all[..products.len()].copy_from_slice(products);
-        let mut up_scales = None;
+        let (mut up_scales, mut up_shared) = (None, None);
         if let Some(up) = first.up {
             let work = Work {
                 matrix: up.matrix,
@@ -396,7 +427,7 @@ impl Few {
                 ..*first
             };
             all[1] = RawProduct::new(&work, 0);
-            up_scales = up.scales;
+            (up_scales, up_shared) = (up.scales, up.shared);
         }
         let one = One::new(first, products[0], tiles);
         Few {
@@ -412,7 +443,9 @@ impl Few {
             up_scales: address(up_scales),
             out_skip: one.out_skip,
             out_stride: one.out_stride,
-            pad: 0,
+            n_stacked: one.n_stacked,
+            shared: one.shared,
+            up_shared: address(up_shared),
         }
     }
 }
@@ -438,7 +471,8 @@ pub(super) struct One {
     expert_scales: Address,
     out_skip: Count,
     out_stride: u32,
-    pad: u32,
+    n_stacked: u32,
+    shared: Address,
 }
 
 layout!(One {
@@ -459,7 +493,8 @@ layout!(One {
     expert_scales,
     out_skip,
     out_stride,
-    pad
+    n_stacked,
+    shared
 });
 
 impl One {
@@ -473,7 +508,9 @@ impl One {
             ActFormat::F32 => work.x.values.address(),
             ActFormat::Q8x32 | ActFormat::Q8x256 => work.x.codes.address(),
         };
-        let expert_bytes = work.experts.map_or(0, |experts| experts.n_bytes);
+        let [expert_bytes, n_stacked] = work
+            .experts
+            .map_or([0; 2], |experts| [experts.n_bytes, experts.n_stacked]);
         One {
             w: product.w,
             x,
@@ -492,7 +529,8 @@ impl One {
             expert_scales: address(work.scales),
             out_skip: Count(work.places.skip as u64),
             out_stride: work.places.stride as u32,
-            pad: 0,
+            n_stacked: n_stacked as u32,
+            shared: address(work.shared),
         }
     }
 
@@ -546,4 +584,4 @@ impl Listed {
 }
 
 // Launches cost more with more parameters: each line of 64 bytes that a kernel reads counts.
-const _: () = assert!(size_of::<Few>() == 224 && size_of::<One>() == 120);
+const _: () = assert!(size_of::<Few>() == 240 && size_of::<One>() == 128);

@@ -66,8 +66,9 @@ pub use rope_kv::{
     rope_to,
 };
 pub use routing::{
-    ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, Router, Routing,
-    RoutingBuffer, Weighed, check_router, combine_experts, quantize_experts, route,
+    ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, MAX_EXPERTS, Router,
+    Routing, RoutingBuffer, SharedWeight, Weighed, check_experts, check_router, combine_experts,
+    quantize_experts, route,
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{

@@ -2,7 +2,7 @@
 //! the results (`kernels/experts.hip`). All of it stays on the device; the host knows only the number of choices.
 
 pub use rocmforge_plan::{
-    ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Router, Weighed,
+    ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Router, SharedWeight, Weighed,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -21,7 +21,7 @@ const SORT_THREADS: u32 = 1024;
 const ROW_THREADS: usize = 256;
 
 /// Maximum number of experts: one thread of `sort` each.
-pub(super) const MAX_EXPERTS: usize = 1024;
+pub const MAX_EXPERTS: usize = 1024;
 
 /// Maximum number of groups of experts: one lane of `route` each.
 const MAX_GROUPS: usize = 32;
@@ -65,10 +65,12 @@ pub struct RoutingBuffer {
     tiles: [Buffer; TILE_ROWS.len()],
 }
 
-/// The routing of the tokens of a step. Arrays are `[n_tokens, n_used]`, best expert first, unless stated otherwise.
+/// The routing of the tokens of a step. Arrays are `[n_tokens, n_used]`, best expert first and a shared one last, unless
+/// stated otherwise.
 #[derive(Clone, Copy)]
 pub struct Routing<'a> {
     pub n_tokens: usize,
+    /// A shared one is among them, the last one.
     pub n_experts: usize,
     /// Experts per token.
     pub n_used: usize,
@@ -86,7 +88,7 @@ pub struct Routing<'a> {
 }
 
 /// Checks that tokens can be routed to `n_used` of `n_experts` experts.
-fn check_experts([n_experts, n_used]: [usize; 2]) -> Result<(), Limit> {
+pub fn check_experts([n_experts, n_used]: [usize; 2]) -> Result<(), Limit> {
     Limit::check(n_experts <= MAX_EXPERTS, n_experts, || {
         format!("at most {MAX_EXPERTS} experts")
     })?;
@@ -202,14 +204,17 @@ struct RouteParams {
     lists: [TileList; TILE_ROWS.len()],
     bias: Address,
     expert_scales: Address,
+    gate: Address,
     n_tokens: u32,
     n_experts: u32,
     n_used: u32,
+    n_choices: u32,
     scores: u32,
     normalized: u32,
     n_groups: u32,
     n_groups_used: u32,
     scale: f32,
+    pad: u32,
 }
 
 layout!(RouteParams {
@@ -223,14 +228,17 @@ layout!(RouteParams {
     lists,
     bias,
     expert_scales,
+    gate,
     n_tokens,
     n_experts,
     n_used,
+    n_choices,
     scores,
     normalized,
     n_groups,
     n_groups_used,
-    scale
+    scale,
+    pad
 });
 
 #[repr(C)]
@@ -285,7 +293,7 @@ layout!(CombineParams {
     aligned
 });
 
-const _: () = assert!(size_of::<RouteParams>() == 152);
+const _: () = assert!(size_of::<RouteParams>() == 168);
 const _: () = assert!(size_of::<QuantizeRowsParams>() == 88);
 const _: () = assert!(size_of::<CombineParams>() == 48);
 
@@ -304,23 +312,31 @@ kernels! {
 
 /// Chooses the experts of each token by `logits` [n_tokens, n_experts]: the largest scores, the first of equals; NaN
 /// counts as negative infinity. Vectors are [n_experts]. Assigns a row to every choice. Tokens with `u32::MAX` in
-/// `seq_of_row` [n_tokens] are padding rows and choose nothing.
+/// `seq_of_row` [n_tokens] are padding rows and choose nothing. A shared expert is the last one of `routing`, and the last
+/// choice of every other token; its gate is [n_tokens].
 ///
 /// # Panics
 /// If the shapes do not match, or [`check_router`] fails.
 pub fn route(
     gpu: &Gpu,
     (logits, vectors): (Slice<'_, f32>, ExpertVectors<Slice<'_, f32>>),
-    router: Router,
+    (router, shared): (Router, Option<SharedWeight<Slice<'_, f32>>>),
     seq_of_row: Slice<'_, u32>,
     routing: &Routing<'_>,
 ) -> Result<(), GpuError> {
-    let Routing {
-        n_tokens,
-        n_experts,
-        n_used,
-        ..
-    } = *routing;
+    let n_tokens = routing.n_tokens;
+    let n_shared = usize::from(shared.is_some());
+    let n_experts = routing.n_experts - n_shared;
+    assert_eq!(
+        router.n_used + n_shared,
+        routing.n_used,
+        "a shared expert is a choice"
+    );
+    let gate = shared.and_then(SharedWeight::gate);
+    assert!(
+        gate.is_none_or(|gate| gate.len() == n_tokens),
+        "a gate for each token"
+    );
     assert_eq!(logits.len(), n_tokens * n_experts, "[n_tokens, n_experts]");
     assert_eq!(seq_of_row.len(), n_tokens, "one sequence per token");
     assert_eq!(check_router(&router, n_experts), Ok(()));
@@ -345,9 +361,11 @@ pub fn route(
         lists: routing.lists(),
         bias: vectors.bias.unwrap_or(Address::NULL),
         expert_scales: vectors.scales.unwrap_or(Address::NULL),
+        gate: gate.map_or(Address::NULL, |gate| gate.address()),
         n_tokens: u32::try_from(n_tokens).expect("the number of rows fits 32 bits"),
         n_experts: n_experts as u32,
-        n_used: n_used as u32,
+        n_used: router.n_used as u32,
+        n_choices: routing.n_used as u32,
         scores: match router.scores {
             ExpertScores::Softmax => 0,
             ExpertScores::Sigmoid => 1,
@@ -357,10 +375,11 @@ pub fn route(
         n_groups: groups.n as u32,
         n_groups_used: groups.n_used as u32,
         scale: router.scale,
+        pad: 0,
     };
     let kernels = &gpu.kernels().experts;
     let tokens_of_block = ROUTE_THREADS / super::formats::warp_size(gpu) as u32;
-    if params.n_tokens <= tokens_of_block && params.n_tokens * params.n_used <= ROUTE_THREADS {
+    if params.n_tokens <= tokens_of_block && params.n_tokens * params.n_choices <= ROUTE_THREADS {
         return gpu.launch(&kernels.route_few, [1, 1, 1], ROUTE_THREADS, 0, &params);
     }
     if n_tokens <= MAX_SINGLE_BLOCK_TOKENS {

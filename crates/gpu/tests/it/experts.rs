@@ -10,7 +10,7 @@ use crate::common::formats::for_each_format;
 use crate::common::mixture::{Choices, Logits, NONE, Step};
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::ops::{self, ExpertGated, ExpertProduct};
+use rocmforge_gpu::ops::{self, ExpertGated, ExpertProduct, SharedWeight};
 use rocmforge_gpu::{ActFormat, Activation, ActsBuffer, Buffer, ExpertMatrices, Gpu, Matrix};
 use rocmforge_plan::{ExpertStack, act_format};
 
@@ -27,6 +27,8 @@ struct Experts {
     biases: Option<(Vec<f32>, Buffer)>,
     /// `[n_experts]`, if they have factors.
     scales: Option<(Vec<f32>, Buffer)>,
+    /// The last expert's matrix, if it is apart from the others.
+    last: Option<Buffer>,
 }
 
 impl Experts {
@@ -69,6 +71,7 @@ impl Experts {
             values: Vec::new(),
             biases: None,
             scales: None,
+            last: None,
         };
         for expert in 0..stack.n_experts {
             let file = blocks(ty, n_out * n_in, Fill::Random, random);
@@ -99,8 +102,30 @@ impl Experts {
         }
     }
 
+    /// Moves the last expert's matrix.
+    fn with_last_apart(self, gpu: &Gpu) -> Experts {
+        let last = self.matrices().matrix(self.stack.n_experts - 1);
+        let bytes = gpu.read(last.data).unwrap();
+        gpu.write(last.data, &vec![0xff; bytes.len()]).unwrap();
+        let stack = ExpertStack {
+            n_experts: self.stack.n_experts - 1,
+            ..self.stack
+        };
+        Experts {
+            stack,
+            last: Some(gpu.upload(&bytes).unwrap()),
+            ..self
+        }
+    }
+
     fn product_of_rows(&self) -> ExpertProduct<'_> {
         ExpertProduct {
+            shared: self.last.as_ref().map(|last| Matrix {
+                ty: self.ty,
+                n_out: self.n_out,
+                n_in: self.n_in,
+                data: last.as_slice(),
+            }),
             matrices: self.matrices(),
             scales: self.scales.as_ref().map(|(_, buffer)| buffer.as_slice()),
             bias: self.biases.as_ref().map(|(_, buffer)| buffer.as_slice()),
@@ -108,12 +133,15 @@ impl Experts {
     }
 
     fn matrices(&self) -> ExpertMatrices<'_> {
+        let n_matrices = self.stack.n_matrices();
+        let all = n_matrices + self.last.iter().len() * self.stack.n_parts;
+        let n_bytes = self.data.as_slice::<u8>().len() / all * n_matrices;
         ExpertMatrices {
             ty: self.ty,
             stack: self.stack,
             n_out: self.n_out,
             n_in: self.n_in,
-            data: self.data.as_slice(),
+            data: self.data.as_slice().part(0..n_bytes),
         }
     }
 
@@ -197,15 +225,21 @@ fn products(ty: GgmlType) {
         let random = &mut Random(f as u64);
         let n_in = [256, 512][f % 2] + usize::from(ty.block_len() == 1) * (f % 3 * 2 + 1);
         for (i, load) in LOADS.iter().enumerate() {
-            let step = step_of(i, random);
+            let mut step = step_of(i, random);
+            let is_shared = (f + i) % 3 == 2;
+            if is_shared {
+                step = step.with_shared(SharedWeight::One);
+            }
             let choices = step.choices();
             let n_out = [40, 33, 7][(f + i) % 3];
             let mut experts = Experts::new(&gpu, ty, [step.n_experts, n_out, n_in], random);
-            if (f + i) % 3 != 2 {
+            if is_shared {
+                experts = experts.with_last_apart(&gpu);
+            } else {
                 experts = experts.with_biases(&gpu, random);
-            }
-            if (f + i) % 4 != 2 {
-                experts = experts.with_scales(&gpu, random);
+                if (f + i) % 4 != 2 {
+                    experts = experts.with_scales(&gpu, random);
+                }
             }
             let max_rows = step.n_tokens() * step.n_used;
             let x = TestActs::new(&gpu, act_format(ty), n_in, &random.values(max_rows * n_in));
@@ -267,7 +301,11 @@ fn gate_and_up() {
             let (n_out, n_in, random) = (33, 256, &mut Random(k as u64));
             let activation = JOINING[k % JOINING.len()];
             for (i, load) in LOADS.iter().enumerate() {
-                let step = step_of(i, random);
+                let mut step = step_of(i, random);
+                let is_shared = (i + k) % 3 == 1;
+                if is_shared {
+                    step = step.with_shared(SharedWeight::One);
+                }
                 let choices = step.choices();
                 let shape = [step.n_experts, n_out, n_in];
                 // Of the same format, both may be in one tensor.
@@ -276,6 +314,9 @@ fn gate_and_up() {
                     false => types.map(|ty| Experts::new(&gpu, ty, shape, random)),
                 };
                 let [gate, up] = sides.map(|experts| {
+                    if is_shared {
+                        return experts.with_last_apart(&gpu);
+                    }
                     let experts = experts.with_biases(&gpu, random);
                     match i {
                         0 => experts,
@@ -314,23 +355,37 @@ fn gate_and_up() {
 
 /// Loads for products in f16: tiles of few rows, of up to 64, of up to 128, and two of up to 64 in one of the list.
 const HALF_LOADS: [([usize; 3], Logits); 4] = [
-    ([11, 3, 2], Logits::Random),
+    ([10, 3, 2], Logits::Random),
     ([37, 3, 2], Logits::Crowd),
     ([150, 4, 2], Logits::Crowd),
-    ([100, 6, 2], Logits::Crowd),
+    ([90, 6, 2], Logits::Crowd),
 ];
 
-/// Two products of the same activations, rounded to f16, the second one of a matrix with other experts' between.
-fn check_in_f16(gpu: &Gpu, ty: GgmlType, (shape, kind): ([usize; 3], Logits), n_in: usize) {
+/// Two products of the same activations, rounded to f16, the second one of a matrix with other experts' between. With a
+/// shared expert, its matrices are apart.
+fn check_in_f16(
+    gpu: &Gpu,
+    ty: GgmlType,
+    (shape, kind): ([usize; 3], Logits),
+    (n_in, is_shared): (usize, bool),
+) {
     let random = &mut Random(n_in as u64);
     let mut step = Step::new(shape, kind, random);
     *step.seq_of_row.last_mut().unwrap() = NONE;
+    if is_shared {
+        step = step.with_shared(SharedWeight::One);
+    }
     let choices = step.choices();
     let (n_out, max_rows) = (135, step.n_tokens() * step.n_used);
     let shape = [step.n_experts, n_out, n_in];
-    let [gate, up] =
-        Experts::parts(gpu, ty, shape, random).map(|experts| experts.with_scales(gpu, random));
-    let up = up.with_biases(gpu, random);
+    let sides = Experts::parts(gpu, ty, shape, random);
+    let [gate, up] = match is_shared {
+        true => sides.map(|experts| experts.with_last_apart(gpu)),
+        false => {
+            let [gate, up] = sides.map(|experts| experts.with_scales(gpu, random));
+            [gate, up.with_biases(gpu, random)]
+        }
+    };
     let form = act_format(ty);
     let acts = ActsBuffer::of_experts(gpu, form, [max_rows, n_in], Some(step.n_experts)).unwrap();
     let values = gpu.upload(&random.values(max_rows * n_in)).unwrap();
@@ -366,6 +421,8 @@ for_each_format!(products_in_f16);
 
 fn products_in_f16(ty: GgmlType) {
     let n_in = 160usize.next_multiple_of(ty.block_len());
+    let f = GgmlType::COMPUTED.iter().position(|format| *format == ty);
+    let f = f.expect("it is a format");
     let has_units = |gpu: &Gpu| {
         matches!(gpu.target(), "sm_90a" | "host-nv") && act_format(ty) != ActFormat::F32
     };
@@ -374,8 +431,10 @@ fn products_in_f16(ty: GgmlType) {
             GgmlType::Q4_K => &HALF_LOADS[..],
             _ => &HALF_LOADS[..2],
         };
-        for &load in loads {
-            check_in_f16(&gpu, ty, load, n_in);
+        for (i, &load) in loads.iter().enumerate() {
+            // Both kinds of experts with each load, of one format or another.
+            let is_shared = (f + i) % 2 == 0;
+            check_in_f16(&gpu, ty, load, (n_in, is_shared));
         }
     }
 }

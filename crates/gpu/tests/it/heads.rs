@@ -57,6 +57,7 @@ fn products_of_heads(ty: GgmlType) {
                 gpu.write(matrices.matrix(head).data, &bytes).unwrap();
             }
             let product = ExpertProduct {
+                shared: None,
                 matrices,
                 scales: None,
                 bias: None,

@@ -6,7 +6,7 @@ use crate::common::mixture::{Choices, Logits, NONE, Step};
 use crate::common::weights::Random;
 use rocmforge_gpu::ops::{
     self, ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, Routing,
-    RoutingBuffer, Weighed,
+    RoutingBuffer, SharedWeight, Weighed,
 };
 use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 
@@ -65,6 +65,39 @@ fn scores_biases_and_groups_match_reference() {
                 _ => Some(ExpertGroups { n: 2, n_used: 1 }),
             };
             assert_routes(&gpu, &step, &format!("{shape:?} {:?}", step.router));
+        }
+    }
+}
+
+/// A shared expert, with and without a gate: for few tokens, for a block of them, and for many.
+#[test]
+fn shared_experts_are_the_last_choices() {
+    let shapes = [
+        [1, 8, 2],
+        [5, 128, 8],
+        [40, 64, 4],
+        [90, 1023, 6],
+        [3, 4, 4],
+    ];
+    for gpu in common::gpus() {
+        for (i, shape) in shapes.into_iter().enumerate() {
+            for is_gated in [false, true] {
+                let random = &mut Random(i as u64);
+                let mut step = Step::new(shape, Logits::Random, random);
+                let gates = random.values(shape[0]);
+                let shared = match is_gated {
+                    false => SharedWeight::One,
+                    true => SharedWeight::Sigmoid(gates.iter().map(|x| x * 5.0).collect()),
+                };
+                step.router.scores = [ExpertScores::Softmax, ExpertScores::Sigmoid][i % 2];
+                step.bias = (i % 2 == 1).then(|| random.values(shape[1]));
+                step.scales = (i % 3 == 1).then(|| random.values(shape[1]));
+                if shape[0] > 1 {
+                    step.seq_of_row[1] = NONE;
+                }
+                let step = step.with_shared(shared);
+                assert_routes(&gpu, &step, &format!("{shape:?} with a shared expert"));
+            }
         }
     }
 }
@@ -254,7 +287,7 @@ fn graph_replay_routes_again() {
             ops::route(
                 &gpu,
                 (logits.as_slice(), ExpertVectors::NONE),
-                steps[0].router,
+                (steps[0].router, None),
                 seqs.as_slice(),
                 &routing,
             )

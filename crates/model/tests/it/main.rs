@@ -8,3 +8,4 @@ mod placement;
 mod plan_text;
 mod plans;
 mod scales;
+mod shared_experts;

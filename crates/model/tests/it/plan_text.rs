@@ -132,6 +132,7 @@ impl<'a> Values<'a> {
             .replace("sinks: None, ", "")
             .replace("scales: None, ", "")
             .replace("weighed: Outputs, ", "")
+            .replace("shared: None, ", "")
             .replace("decay: Head, ", "")
             .replace("stack: ExpertStack { ", "")
             .replace(", n_parts: 1, part: 0 }", "");

@@ -477,13 +477,15 @@ impl CpuBackend {
                 bias,
                 scales,
                 router,
+                shared,
                 out,
             } => {
                 let n_experts = self.plan.buffers[logits.0 as usize].width;
                 let vectors = ExpertVectors { bias, scales }.map(|id| self.weights.vector(id));
                 let logits = &self.buffers[logits.0 as usize];
+                let shared = shared.map(|it| it.map(|gate| &self.buffers[gate.0 as usize][..]));
                 let routing = &mut self.routings[out.0 as usize];
-                routing.route(&self.pool, &router, logits, (n_experts, vectors));
+                routing.route(&self.pool, (&router, shared), logits, (n_experts, vectors));
             }
             Op::QuantizeExperts {
                 x,
@@ -506,6 +508,7 @@ impl CpuBackend {
                 scales,
                 bias,
                 stack,
+                shared,
                 out,
             } => {
                 let mut to = self.take(out);
@@ -520,6 +523,7 @@ impl CpuBackend {
                         scales: scales.map(|id| self.weights.vector(id)),
                         bias: bias.map(|id| self.weights.vector(id)),
                         stack,
+                        shared: shared.map(|id| self.weights.matrix(id)),
                     },
                     &self.routings[routing.0 as usize],
                     acts,
@@ -576,6 +580,7 @@ impl CpuBackend {
                         scales: None,
                         bias: None,
                         stack: ExpertStack::whole(n_heads),
+                        shared: None,
                     },
                     &cpu::Routing::of_heads(n_heads, n_tokens),
                     acts,

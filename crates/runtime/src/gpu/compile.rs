@@ -86,6 +86,8 @@ pub(crate) struct ExpertGateOps {
     pub(crate) up: (Linear, ExpertStack),
     /// Factors on the products of each expert, of gate and up.
     pub(crate) scales: [Option<WeightId>; 2],
+    /// The matrices of a shared expert, of gate and up.
+    pub(crate) shared: [Option<WeightId>; 2],
     pub(crate) activation: rocmforge_plan::Activation,
     pub(crate) out: BufferId,
     /// Hold gate and up in the unfused plan. Here their contents are undefined; the second is scratch space.
@@ -280,6 +282,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             scales: gate_scales,
             bias: gate_bias,
             stack: gate_stack,
+            shared: gate_shared,
             out: gate_out,
         },
         Op::ExpertMatMul {
@@ -289,6 +292,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             scales: up_scales,
             bias: up_bias,
             stack: up_stack,
+            shared: up_shared,
             out: up_out,
         },
         Op::GatedActivation {
@@ -326,6 +330,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             up_stack,
         ),
         scales: [gate_scales, up_scales],
+        shared: [gate_shared, up_shared],
         activation,
         out,
         unwritten: [gate_out, up_out],

@@ -68,7 +68,7 @@ impl Memory {
             let n_values = info.rows.rows(max_rows, max_logits) * info.width;
             Ok((*info, gpu.alloc::<f32>(n_values)?))
         });
-        let most_experts = router_shapes(plan).flatten().map(|[n, _]| n).max();
+        let most_experts = routing_shapes(plan).flatten().map(|[n, _]| n).max();
         let acts = plan.acts.iter().map(|info| {
             let n_rows = info.rows.rows(max_rows, max_logits);
             let n_experts = match info.rows {
@@ -216,22 +216,15 @@ fn clear(gpu: &Gpu, states: Slice<'_, f32>) -> Result<(), GpuError> {
 fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer>, GpuError> {
     // A routing that is never written is never read.
     let of = |shape: Option<_>| RoutingBuffer::new(gpu, shape.unwrap_or([1, 1]), max_rows);
-    router_shapes(plan).map(of).collect()
+    routing_shapes(plan).map(of).collect()
 }
 
 /// Experts, and those of a token, of each expert routing; `None` if it is never written.
-fn router_shapes(plan: &Plan) -> impl Iterator<Item = Option<[usize; 2]>> {
+fn routing_shapes(plan: &Plan) -> impl Iterator<Item = Option<[usize; 2]>> {
     (0..plan.n_routings).map(|id| {
-        plan.ops.iter().find_map(|op| match *op {
-            Op::Route {
-                logits,
-                router,
-                out,
-                ..
-            } if out.0 as usize == id => {
-                let n_experts = plan.buffers[logits.0 as usize].width;
-                Some([n_experts, router.n_used])
-            }
+        let mut ops = plan.ops.iter();
+        ops.find_map(|op| match op.routing() {
+            Some(routing) if routing.0 as usize == id => op.routing_shape(&plan.buffers),
             _ => None,
         })
     })

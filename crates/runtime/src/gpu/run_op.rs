@@ -392,12 +392,14 @@ impl<'a> Launcher<'a> {
                 bias,
                 scales,
                 router,
+                shared,
                 out,
             } => {
                 let routing = memory.routing(out, self.shape);
                 let vectors = ExpertVectors { bias, scales }.map(|id| weights.vector(id));
                 let logits = (self.buffer(logits), vectors);
-                ops::route(gpu, logits, router, step.seq_of_row, &routing)
+                let shared = shared.map(|shared| shared.map(|gate| self.buffer(gate)));
+                ops::route(gpu, logits, (router, shared), step.seq_of_row, &routing)
             }
             Op::QuantizeExperts {
                 x,
@@ -425,13 +427,14 @@ impl<'a> Launcher<'a> {
                 scales,
                 bias,
                 stack,
+                shared,
                 out,
             } => {
                 let (x, routing) = (
                     memory.acts(x, self.shape),
                     memory.routing(routing, self.shape),
                 );
-                let experts = self.experts((Linear { weight, bias }, stack), scales);
+                let experts = self.experts((Linear { weight, bias }, stack), (scales, shared));
                 ops::expert_products(gpu, &x, &routing, &experts, self.buffer(out))
             }
             Op::CombineExperts {
@@ -465,7 +468,8 @@ impl<'a> Launcher<'a> {
             } => {
                 let (x, heads) = (memory.acts(x, shape), memory.heads(n_heads, shape));
                 let linear = Linear { weight, bias: None };
-                let matrices = self.experts((linear, ExpertStack::whole(n_heads)), None);
+                let stack = ExpertStack::whole(n_heads);
+                let matrices = self.experts((linear, stack), (None, None));
                 ops::expert_products(gpu, &x, &heads, &matrices, self.buffer(out))
             }
             Op::JoinHeads {
@@ -491,16 +495,17 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Returns the stacked matrices of experts.
+    /// Returns the stacked matrices of experts, with factors on them and the matrix of a shared one.
     fn experts(
         &self,
         (linear, stack): (Linear, ExpertStack),
-        scales: Option<WeightId>,
+        (scales, shared): (Option<WeightId>, Option<WeightId>),
     ) -> ExpertProduct<'a> {
         ExpertProduct {
             matrices: self.weights.experts(linear.weight, stack),
             scales: scales.map(|id| self.weights.vector(id)),
             bias: self.bias(linear),
+            shared: shared.map(|id| self.weights.matrix(id)),
         }
     }
 
@@ -534,10 +539,11 @@ impl<'a> Launcher<'a> {
     /// Computes gate, up and activation of MoE experts.
     fn expert_gate(&self, operands: &ExpertGateOps) -> Result<(), GpuError> {
         let [gate_scales, up_scales] = operands.scales;
+        let [gate_shared, up_shared] = operands.shared;
         let gated = ExpertGated {
             sides: [
-                self.experts(operands.gate, gate_scales),
-                self.experts(operands.up, up_scales),
+                self.experts(operands.gate, (gate_scales, gate_shared)),
+                self.experts(operands.up, (up_scales, up_shared)),
             ],
             activation: operands.activation,
             out: self.buffer(operands.out),

@@ -3,6 +3,7 @@
 use rocmforge_gpu::Gpu;
 use rocmforge_gpu::ops::{
     self, ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Router, RoutingBuffer,
+    SharedWeight,
 };
 
 use super::weights::Random;
@@ -13,14 +14,17 @@ pub(crate) const NONE: u32 = u32::MAX;
 /// The inputs of a step's routing.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
+    /// With a shared one, as are those of a token.
     pub(crate) n_experts: usize,
     pub(crate) n_used: usize,
     pub(crate) router: Router,
+    /// The weights `[n_tokens]` of a shared expert, the last one.
+    pub(crate) shared: Option<SharedWeight<Vec<f32>>>,
     /// `[n_experts]`.
     pub(crate) bias: Option<Vec<f32>>,
     /// `[n_experts]`.
     pub(crate) scales: Option<Vec<f32>>,
-    /// `[n_tokens, n_experts]`.
+    /// `[n_tokens, n_experts]`, without a shared expert.
     pub(crate) logits: Vec<f32>,
     /// `[n_tokens]`.
     pub(crate) seq_of_row: Vec<u32>,
@@ -74,11 +78,27 @@ impl Step {
                 groups: None,
                 scale: 1.0,
             },
+            shared: None,
             bias: None,
             scales: None,
             logits,
             seq_of_row: (0..n_tokens as u32).collect(),
         }
+    }
+
+    /// The same with one more expert, which all tokens choose.
+    pub(crate) fn with_shared(self, weight: SharedWeight<Vec<f32>>) -> Step {
+        Step {
+            n_experts: self.n_experts + 1,
+            n_used: self.n_used + 1,
+            shared: Some(weight),
+            ..self
+        }
+    }
+
+    /// The number of the router's experts.
+    fn n_routed(&self) -> usize {
+        self.n_experts - usize::from(self.shared.is_some())
     }
 
     pub(crate) fn n_tokens(&self) -> usize {
@@ -93,7 +113,9 @@ impl Step {
             rows: Vec::new(),
             of_row: Vec::new(),
         };
-        for (logits, &seq) in self.logits.chunks(self.n_experts).zip(&self.seq_of_row) {
+        let n_routed = self.n_routed();
+        let tokens = self.logits.chunks(n_routed).zip(&self.seq_of_row);
+        for (token, (logits, &seq)) in tokens.enumerate() {
             if seq == NONE {
                 choices.experts.extend(vec![NONE; self.n_used]);
                 choices.weights.extend(vec![0.0; self.n_used]);
@@ -116,7 +138,7 @@ impl Step {
                 }
             };
             let bias = |i: usize| self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
-            let keys: Vec<f64> = (0..self.n_experts)
+            let keys: Vec<f64> = (0..n_routed)
                 .map(|i| match by_logits {
                     true => numbers[i],
                     false => without_nan(score(&i) + bias(i)),
@@ -125,7 +147,7 @@ impl Step {
             let mut order = self.candidates(&keys);
             // A stable sort: the first of equals stays first.
             order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]));
-            let chosen = &order[..self.n_used];
+            let chosen = &order[..self.router.n_used];
             let sum: f64 = match self.router.weights {
                 ExpertWeights::Scores => 1.0,
                 ExpertWeights::Normalized => chosen.iter().map(score).sum(),
@@ -137,6 +159,13 @@ impl Step {
                 .map(|i| score(i) / sum * scale * of_expert(*i));
             choices.weights.extend(weights);
             choices.experts.extend(chosen.iter().map(|&i| i as u32));
+            if let Some(shared) = &self.shared {
+                choices.experts.push(n_routed as u32);
+                choices.weights.push(match shared {
+                    SharedWeight::One => 1.0,
+                    SharedWeight::Sigmoid(gates) => 1.0 / (1.0 + (-f64::from(gates[token])).exp()),
+                });
+            }
         }
         let mut of_row: Vec<(u32, usize)> = choices.experts.iter().copied().zip(0..).collect();
         of_row.retain(|(expert, _)| *expert != NONE);
@@ -181,11 +210,19 @@ impl Step {
             vector.map(|vector| gpu.upload(vector).unwrap())
         });
         let [bias, scales] = [0, 1].map(|i| vectors[i].as_ref().map(|it| it.as_slice()));
+        let gates = self.shared.as_ref().map(|shared| match shared {
+            SharedWeight::One => SharedWeight::One,
+            SharedWeight::Sigmoid(gates) => SharedWeight::Sigmoid(gpu.upload(gates).unwrap()),
+        });
+        let shared = gates.as_ref().map(|gates| match gates {
+            SharedWeight::One => SharedWeight::One,
+            SharedWeight::Sigmoid(gates) => SharedWeight::Sigmoid(gates.as_slice()),
+        });
         let routing = buffer.of(self.n_tokens());
         ops::route(
             gpu,
             (logits.as_slice(), ExpertVectors { bias, scales }),
-            self.router,
+            (self.router, shared),
             seq_of_row.as_slice(),
             &routing,
         )
