@@ -64,7 +64,7 @@ fn main() -> Result<()> {
         engine.step()?;
     }
 
-    let plan = model.compiled_plan(config.fusion);
+    let plan = engine.running_plan(&model);
     let ops = PlanOps::new(PlanCost {
         plan: &plan,
         weights: &model.weights,

@@ -18,11 +18,11 @@ use crate::sequence::Sequence;
 use crate::sequences::Slot;
 use crate::stats::{EngineStats, Queued};
 use rocmforge_model::Model;
-use rocmforge_plan::{BatchShape, Fusion};
+use rocmforge_plan::{BatchShape, Fusion, Plan};
 use rocmforge_runtime::tuning::TuneProgress;
 use rocmforge_runtime::{
     BackendInfo, Device, EngineConfig, Executor, Limits, OpObserver, Pending, Resolved,
-    RuntimeError, Started, StepObserver, start,
+    RuntimeError, Started, StepObserver, running_plan, start,
 };
 use rocmforge_text::TextStream;
 use rocmforge_text::tokenizer::Tokenizer;
@@ -171,6 +171,11 @@ impl Engine {
 
     pub fn backend_info(&self) -> &BackendInfo {
         self.executor.info()
+    }
+
+    /// Returns the plan of `model`, with which the engine was started, as its backend runs it.
+    pub fn running_plan(&self, model: &Model) -> Plan {
+        running_plan(model, self.fusion, self.backend_info())
     }
 
     /// Sets the observer of every operation in the following steps.

@@ -27,7 +27,7 @@ pub struct ExecutionEvent {
 }
 
 /// Returns the events of a step in execution order. `ops` must cover the engine's whole plan
-/// ([`Model::compiled_plan`](rocmforge_model::Model::compiled_plan)); `gpu` is the name of the GPU backend,
+/// ([`running_plan`](rocmforge_runtime::running_plan)); `gpu` is the name of the GPU backend,
 /// such as `cuda:0`.
 pub fn events<'a>(
     times: &'a StepTimes,

@@ -29,6 +29,7 @@ use super::hybrid::{HybridBackend, HybridOptions};
 use crate::config::{Device, EngineConfig};
 use crate::error::RuntimeError;
 use crate::place::{Place, place};
+use crate::plans;
 pub use crate::self_check::{OpCheck, PassedChecks, SelfCheck, Step};
 use crate::stepwise::Part;
 pub use crate::stepwise::{Memory, Pass, Stepwise};
@@ -109,7 +110,18 @@ pub fn check(
     coverage: Coverage,
 ) -> Result<Report, RuntimeError> {
     assert!(!tokens.is_empty(), "tokens are empty");
-    let mut plan = model.compiled_plan(config.fusion);
+    let on_gpu = match &config.device {
+        Device::Cpu => None,
+        Device::Gpu(gpu) => {
+            let device = gpu.open()?;
+            let place = place(&device, model, config, gpu.offload)?.place;
+            Some((gpu.graphs, device, place))
+        }
+    };
+    let mut plan = match &on_gpu {
+        Some((.., Place::Gpu)) => plans::on_gpu(model, config.fusion),
+        _ => model.compiled_plan(config.fusion),
+    };
     for table in &mut plan.rope {
         table.settle(n_ctx(n_depth));
     }
@@ -130,9 +142,9 @@ pub fn check(
         kv_type: config.kv_type,
     };
     let cpu = |isa| CpuBackend::new(plan.clone(), Arc::clone(weights), on_cpu(isa));
-    let mut checked: Box<dyn Stepwise> = match &config.device {
-        Device::Cpu => Box::new(cpu(config.isa)),
-        Device::Gpu(gpu) => {
+    let mut checked: Box<dyn Stepwise> = match on_gpu {
+        None => Box::new(cpu(config.isa)),
+        Some((graphs, device, place)) => {
             let options = GpuOptions {
                 n_ctx: n_ctx(n_depth),
                 max_tokens: FILL_ROWS,
@@ -143,12 +155,11 @@ pub fn check(
                 n_blocks: script.n_blocks,
                 n_slots: PROMPT_ROWS.len(),
                 kv_type: config.kv_type,
-                graphs: gpu.graphs,
+                graphs,
                 isa: config.isa,
                 n_threads,
             };
-            let device = gpu.open()?;
-            match place(&device, model, config, gpu.offload)?.place {
+            match place {
                 Place::Cpu => Box::new(cpu(config.isa)),
                 Place::Gpu => Box::new(GpuBackend::new(device, plan.clone(), weights, options)?),
                 Place::Both(placement) => {

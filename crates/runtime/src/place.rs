@@ -11,6 +11,7 @@ use crate::config::EngineConfig;
 use crate::error::{ConfigError, RuntimeError};
 use crate::gpu::{self, Experts, GpuLayers, Offload};
 use crate::limits::{self, MemoryBudget, Output, Resolved};
+use crate::plans;
 use cpu_bytes::CpuBytes;
 pub use fit::{Fit, Fits, fit, free_bytes};
 use rocmforge_cpu::memory;
@@ -45,13 +46,7 @@ pub(crate) fn place(
     offload: Offload,
 ) -> Result<Placed, RuntimeError> {
     limits::check(model, config)?;
-    let planner = Planner {
-        gpu,
-        model,
-        config,
-        plan: model.compiled_plan(config.fusion),
-        memory: Memory::of(gpu)?,
-    };
+    let planner = Planner::new(gpu, model, config, Memory::of(gpu)?);
     let place = match offload.layers {
         GpuLayers::Auto => return planner.automatic(offload.experts),
         GpuLayers::All => planner.fixed(planner.n_layers(), offload.experts),
@@ -93,13 +88,7 @@ pub(crate) fn with_step_that_fits(
 fn with_step_for(gpu: &Gpu, model: &Model, config: &EngineConfig, memory: Memory) -> EngineConfig {
     let mut config = config.clone();
     while config.max_batch_tokens > FEWEST_STEP_TOKENS && !model.plan.looks_ahead() {
-        let planner = Planner {
-            gpu,
-            model,
-            config: &config,
-            plan: model.compiled_plan(config.fusion),
-            memory,
-        };
+        let planner = Planner::new(gpu, model, &config, memory);
         if planner.has_room_for_steps() {
             break;
         }
@@ -174,7 +163,27 @@ struct Planner<'a> {
     model: &'a Model,
     config: &'a EngineConfig,
     plan: Plan,
+    /// If the GPU runs all of it.
+    on_gpu: Plan,
     memory: Memory,
+}
+
+impl<'a> Planner<'a> {
+    fn new(
+        gpu: &'a Gpu,
+        model: &'a Model,
+        config: &'a EngineConfig,
+        memory: Memory,
+    ) -> Planner<'a> {
+        Planner {
+            gpu,
+            model,
+            config,
+            plan: model.compiled_plan(config.fusion),
+            on_gpu: plans::on_gpu(model, config.fusion),
+            memory,
+        }
+    }
 }
 
 impl Planner<'_> {
@@ -218,7 +227,7 @@ impl Planner<'_> {
     fn of_gpu(&self, place: &Place) -> Option<PlanPart> {
         match place {
             Place::Cpu => None,
-            Place::Gpu => Some(self.plan.clone().into()),
+            Place::Gpu => Some(self.on_gpu.clone().into()),
             Place::Both(placement) => Some(placement.part(&self.plan, Side::Gpu)),
         }
     }
@@ -231,11 +240,10 @@ impl Planner<'_> {
         let output = Output::of(self.model);
         let for_plan =
             |plan: &Plan, free| MemoryBudget::for_plan((plan, output), self.config, free);
-        let whole = |free| for_plan(&self.model.plan, free);
         let Some(part) = self.of_gpu(place) else {
             return Ok(Budgets {
                 gpu: None,
-                machine: Some(whole(self.memory.machine)),
+                machine: Some(for_plan(&self.model.plan, self.memory.machine)),
             });
         };
         let heads_bytes = gpu::heads_bytes(self.gpu, &part, &self.model.weights);
@@ -259,10 +267,13 @@ impl Planner<'_> {
                 let cpu = for_plan(&of_cpu, self.memory.machine);
                 Ok(Budgets::for_split(gpu, cpu, self.memory))
             }
-            _ => Ok(Budgets {
-                gpu: Some(with_weights(whole(free))),
-                machine: None,
-            }),
+            _ => {
+                let unfused = plans::unfused_on_gpu(self.model, self.config.fusion);
+                Ok(Budgets {
+                    gpu: Some(with_weights(for_plan(&unfused, free))),
+                    machine: None,
+                })
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use crate::gpu::{self, Experts, GpuBackend, GpuConfig, GpuLayers, GpuOptions, Gr
 use crate::hybrid::{HybridBackend, HybridOptions};
 use crate::limits::{self, Resolved};
 use crate::place::{self, Place, Placed};
+use crate::plans;
 use rocmforge_cpu::memory;
 use rocmforge_model::Model;
 use rocmforge_plan::Plan;
@@ -41,7 +42,7 @@ pub fn start(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeErr
 fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError> {
     let resolved = limits::resolve(model, config, memory::available_bytes())?;
     let (options, weights) = (cpu_options(config, &resolved), Arc::clone(&model.weights));
-    let plan = settled_plan(model, config, resolved.limits.n_ctx);
+    let plan = settled(model.compiled_plan(config.fusion), resolved.limits.n_ctx);
     let (mut executor, resolved) = Executor::start(config.steps_in_flight, move || {
         Ok((CpuBackend::new(plan, weights, options), resolved))
     })?;
@@ -119,7 +120,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
     }
     let resolved = &placed.resolved;
     let options = gpu_options(config, resolved, gpu.graphs);
-    let plan = settled_plan(model, config, resolved.limits.n_ctx);
+    let n_ctx = resolved.limits.n_ctx;
     let passed = |graphs_agree: bool| {
         if let Some(check) = checked.as_ref().filter(|_| graphs_agree) {
             check.passed();
@@ -132,6 +133,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
     match &placed.place {
         Place::Cpu => make_on_cpu(model, config, placed),
         Place::Gpu => {
+            let plan = settled(plans::on_gpu(model, config.fusion), n_ctx);
             let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
             passed(is_checked && backend.check_graphs()?);
             if let Some(store) = when_idle {
@@ -145,6 +147,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
                 gpu: options,
             };
             let placement = placement.clone();
+            let plan = settled(model.compiled_plan(config.fusion), n_ctx);
             let mut backend = HybridBackend::new(device, plan, placement, &model.weights, options)?;
             passed(is_checked && backend.check_graphs()?);
             if let Some(store) = when_idle {
@@ -157,7 +160,8 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
 }
 
 fn make_on_cpu(model: &Model, config: &EngineConfig, placed: Placed) -> Result<Made, RuntimeError> {
-    let plan = settled_plan(model, config, placed.resolved.limits.n_ctx);
+    let plan = model.compiled_plan(config.fusion);
+    let plan = settled(plan, placed.resolved.limits.n_ctx);
     let options = cpu_options(config, &placed.resolved);
     let backend = CpuBackend::new(plan, Arc::clone(&model.weights), options);
     // The CPU is busy with the step, so a second step in flight gains nothing.
@@ -199,9 +203,8 @@ fn n_threads(config: &EngineConfig) -> usize {
         .unwrap_or_else(rocmforge_cpu::default_threads)
 }
 
-/// Returns the compiled plan with RoPE tables for contexts of `n_ctx` tokens.
-fn settled_plan(model: &Model, config: &EngineConfig, n_ctx: usize) -> Plan {
-    let mut plan = model.compiled_plan(config.fusion);
+/// Returns the plan with RoPE tables for contexts of `n_ctx` tokens.
+fn settled(mut plan: Plan, n_ctx: usize) -> Plan {
     for table in &mut plan.rope {
         table.settle(n_ctx);
     }

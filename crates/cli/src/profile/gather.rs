@@ -60,7 +60,7 @@ impl Found<'_> {
 
     /// Returns `None` if a kind of run is missing.
     pub fn profile(&self, runs: &Runs) -> Option<Profile> {
-        let plan = self.session.model.compiled_plan(self.config().fusion);
+        let plan = self.session.engine.running_plan(&self.session.model);
         let ops = PlanOps::new(PlanCost {
             plan: &plan,
             weights: &self.session.model.weights,

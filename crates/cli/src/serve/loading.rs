@@ -200,7 +200,7 @@ fn start(
         .filter(applies)
         .and_then(|peaks| peaks.ceilings?.roofline());
     Ok(rocmforge_server::Model {
-        costs: Costs::new(&session.model, &session.config, roofline),
+        costs: Costs::new(&session.model, (&session.engine, &session.config), roofline),
         engine: serve(session.engine, options)?,
         tokenizer,
         template,

@@ -16,6 +16,7 @@ use crate::cpu::{CpuBackend, CpuOptions};
 use crate::error::{DeviceError, RuntimeError};
 use crate::gpu::{GpuBackend, GpuOptions, Graphs};
 use crate::hybrid::{HybridBackend, HybridOptions};
+use crate::plans;
 use crate::self_check::{OpCheck, PassedChecks, SelfCheck};
 use crate::stepwise::Stepwise;
 use rocmforge_gguf::TokenId;
@@ -63,10 +64,16 @@ impl<'a> FirstUse<'a> {
             // The context is too short for the check.
             return Ok(None);
         }
-        let whole = model.compiled_plan(config.fusion);
-        let sides = match placement {
-            Some(placement) => placement.sides().to_vec(),
-            None => vec![Side::Gpu; whole.ops.len()],
+        let (whole, sides) = match placement {
+            Some(placement) => (
+                model.compiled_plan(config.fusion),
+                placement.sides().to_vec(),
+            ),
+            None => {
+                let whole = plans::on_gpu(model, config.fusion);
+                let sides = vec![Side::Gpu; whole.ops.len()];
+                (whole, sides)
+            }
         };
         let (plan, sides) = representative(&whole, &model.weights, &sides);
         let placement = placement.map(|_| Placement::new(&plan, sides));

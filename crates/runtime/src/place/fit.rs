@@ -88,13 +88,7 @@ pub(super) fn on_gpu(
 ) -> Result<Fit, RuntimeError> {
     limits::check(model, config)?;
     let config = &super::with_step_for(gpu, model, config, memory);
-    let planner = Planner {
-        gpu,
-        model,
-        config,
-        plan: model.compiled_plan(config.fusion),
-        memory,
-    };
+    let planner = Planner::new(gpu, model, config, memory);
     let (n_ctx, fits) = match planner.resolve(&Place::Gpu, config) {
         Ok(resolved) => (resolved.limits.n_ctx, Fits::Whole),
         Err(RuntimeError::Config(

@@ -59,13 +59,7 @@ fn planner<'a>(
     config: &'a EngineConfig,
     memory: Memory,
 ) -> Planner<'a> {
-    Planner {
-        gpu,
-        model,
-        config,
-        plan: model.compiled_plan(config.fusion),
-        memory,
-    }
+    Planner::new(gpu, model, config, memory)
 }
 
 fn config(n_ctx: Option<usize>) -> EngineConfig {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rocmforge_engine::EngineConfig;
+use rocmforge_engine::{Engine, EngineConfig};
 use rocmforge_model::Model;
 use rocmforge_plan::{BatchShape, KvType, Plan, PlanCost, Roofline, Weights};
 
@@ -16,10 +16,14 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Takes the operations of `model` as the engine of `config` runs them.
-    pub fn new(model: &Model, config: &EngineConfig, roofline: Option<Roofline>) -> Costs {
+    /// Takes the operations of `model` as `engine`, which `config` started, runs them.
+    pub fn new(
+        model: &Model,
+        (engine, config): (&Engine, &EngineConfig),
+        roofline: Option<Roofline>,
+    ) -> Costs {
         Costs {
-            plan: model.compiled_plan(config.fusion),
+            plan: engine.running_plan(model),
             weights: Arc::clone(&model.weights),
             kv_type: config.kv_type,
             roofline,

@@ -144,12 +144,13 @@ pub(crate) fn loaded(
     let loaded = rocmforge_model::Model::load_for(purpose, Arc::clone(&gguf), &[]).unwrap();
     let config = config.with_whole_texts(&loaded);
     let engine = Engine::start(&loaded, Some(Arc::clone(&tokenizer)), &config).unwrap();
+    let costs = Costs::new(&loaded, (&engine, &config), Some(PEAKS));
     Model {
         engine: serve(engine, options).unwrap(),
         template: ChatTemplate::from_gguf(&gguf, &tokenizer, None).unwrap(),
         tokenizer,
         gguf,
-        costs: Costs::new(&loaded, &config, Some(PEAKS)),
+        costs,
         embedding: loaded.config.embedding,
     }
 }
