@@ -8,13 +8,14 @@ use std::sync::Arc;
 use rocmforge_engine::{Device, Engine, EngineConfig};
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::{FeedForward, Model};
-use rocmforge_plan::KvType;
+use rocmforge_plan::{Fusion, KvType, Op};
 use rocmforge_runtime::check::{self, Coverage, OpCheck};
+use rocmforge_runtime::gpu::Experts;
 use rocmforge_testkit::models::families;
 use rocmforge_testkit::models::prompt;
 
 use crate::common::cases::for_each_family;
-use crate::common::{device, exact_gpu, hopper, logits, read_json};
+use crate::common::{device, exact_gpu, hopper, logits, read_json, test_gpu};
 
 fn load(name: &str, ty: GgmlType, n_layers: Option<usize>) -> Model {
     let writer = match n_layers {
@@ -109,6 +110,50 @@ fn families_on_a_gpu_match_the_cpu(name: &str) {
         assert!(d <= 1e-5, "{name}, {n_tokens} tokens: {d:e}");
     }
     on_gpu.check_integrity().unwrap();
+}
+
+/// On a GPU that runs the whole model, a shared expert is one of the chosen ones; it is not on a CPU, nor where the CPU runs
+/// the chosen ones, nor if operations are not fused. Its products pass the check.
+#[test]
+fn shared_experts_are_chosen_on_a_gpu() {
+    let Some(gpu) = test_gpu() else { return };
+    for (name, ty) in [
+        ("glm4_flash", GgmlType::Q8_0),
+        ("glm4moe", GgmlType::Q4_K),
+        ("qwen3next", GgmlType::F16),
+    ] {
+        let model = load(name, ty, Some(2));
+        let mixtures = |device: Device, fusion| {
+            let config = EngineConfig {
+                fusion,
+                ..device::config(&device)
+            };
+            let engine = Engine::start(&model, None, &config).unwrap();
+            let plan = engine.running_plan(&model);
+            let shared = plan.ops.iter().filter_map(|op| match op {
+                Op::Route { shared, .. } => Some(shared.is_some()),
+                _ => None,
+            });
+            shared.collect::<Vec<bool>>()
+        };
+        let mut split = gpu.clone();
+        split.offload.experts = Experts::OnCpu;
+        let apart = mixtures(Device::Cpu, Fusion::On);
+        assert!(!apart.is_empty() && apart.iter().all(|it| !it), "{name}");
+        assert_eq!(mixtures(Device::Gpu(split), Fusion::On), apart, "{name}");
+        let whole = Device::Gpu(gpu.clone());
+        assert_eq!(mixtures(whole.clone(), Fusion::Off), apart, "{name}");
+        let chosen = mixtures(whole.clone(), Fusion::On);
+        assert_eq!(chosen, vec![true; apart.len()], "{name}");
+
+        let tokens = prompt(30, model.config.n_vocab);
+        let config = device::config(&whole);
+        let report = check::check(&model, &config, &tokens, 16, Coverage::Distinct).unwrap();
+        let failures: Vec<&OpCheck> = report.failures().collect();
+        assert!(failures.is_empty(), "{name}: {failures:#?}");
+        let mut checks = report.checks.iter();
+        assert!(checks.any(|check| check.shape.contains("and a shared one")));
+    }
 }
 
 /// Attention that a Hopper GPU computes in f16 has a bound of its own.
