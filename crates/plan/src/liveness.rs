@@ -30,7 +30,7 @@ enum Sharing {
 fn assign(mut plan: Plan, sharing: Sharing) -> Plan {
     let mut buffers = Lives::<BufferId, BufferInfo>::default();
     let mut acts = Lives::<ActsId, ActsInfo>::default();
-    let mut routings = Lives::<RoutingId, [usize; 2]>::default();
+    let mut routings = Lives::<RoutingId, [usize; 3]>::default();
     // Every id first becomes the index of its value.
     for (at, op) in plan.ops.iter_mut().enumerate() {
         let reads = op.reads();
@@ -52,7 +52,7 @@ fn assign(mut plan: Plan, sharing: Sharing) -> Plan {
         if let Some(id) = op.routing_mut() {
             id.0 = match routed {
                 Some(shape) => routings.write(*id, at, shape),
-                None => routings.read(*id, at, [0; 2]),
+                None => routings.read(*id, at, [0; 3]),
             };
         }
     }

@@ -537,8 +537,9 @@ impl Op {
         }
     }
 
-    /// Returns the shape of the routing this operation writes: the experts, and those of a token. Counts a shared one.
-    pub fn routing_shape(&self, buffers: &[BufferInfo]) -> Option<[usize; 2]> {
+    /// Returns the shape of the routing this operation writes: the experts, those of a token, and how many of both are
+    /// shared.
+    pub fn routing_shape(&self, buffers: &[BufferInfo]) -> Option<[usize; 3]> {
         match self {
             Op::Route {
                 logits,
@@ -548,7 +549,8 @@ impl Op {
             } => {
                 let n_shared = usize::from(shared.is_some());
                 let n_experts = buffers[logits.0 as usize].width;
-                Some([n_experts + n_shared, router.n_used + n_shared])
+                let n_used = router.n_used + n_shared;
+                Some([n_experts + n_shared, n_used, n_shared])
             }
             _ => None,
         }

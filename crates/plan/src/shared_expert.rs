@@ -207,7 +207,7 @@ impl Mixture {
             (all.ty, all.n_in, all.n_out) == (one.ty, one.n_in, n_out)
         };
         let shape = plan.ops[self.route].routing_shape(&plan.buffers);
-        shape.is_some_and(|[n_experts, _]| n_experts < max_experts) && self.pairs.iter().all(fits)
+        shape.is_some_and(|[n_experts, ..]| n_experts < max_experts) && self.pairs.iter().all(fits)
     }
 
     /// Makes the shared expert the last choice of all tokens.

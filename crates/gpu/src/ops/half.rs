@@ -286,7 +286,7 @@ impl GemmHalves {
         if let Some(experts) = works[0].experts {
             let (kernel, (tile, division)) = match kind_of(&experts.routing) {
                 SMALL => (&kernels.gemm_half_32, few),
-                _ if is_up_to(SOME_ROWS, &experts.routing) => (&kernels.gemm_half_64, some),
+                _ if experts.routing.has_up_to(SOME_ROWS) => (&kernels.gemm_half_64, some),
                 _ => (&kernels.gemm_half_128, many),
             };
             return Ok((kernel, tile, division));
@@ -348,7 +348,8 @@ fn max_octets(max_rows: usize, n_experts: Option<usize>) -> usize {
     let with_tiles = |n_rows: usize, kind: usize| {
         n_rows.div_ceil(OCTET) + max_tiles(n_rows, n_experts, TILE_ROWS[kind])
     };
-    let few = max_rows.min(FEW_ROWS * n_experts);
+    // A shared expert, which has a row of each token, at most doubles the rows.
+    let few = max_rows.min(2 * FEW_ROWS * n_experts);
     with_tiles(few, SMALL).max(with_tiles(max_rows, LARGE))
 }
 
@@ -448,15 +449,10 @@ pub(super) fn memory<'a>(gpu: &Gpu, works: &[Work<'a>]) -> Option<HalfMemory<'a>
 
 /// Returns the tiles of [`TILE_ROWS`] for products of experts.
 fn kind_of(routing: &Routing<'_>) -> usize {
-    match is_up_to(FEW_ROWS, routing) {
+    match routing.has_up_to(FEW_ROWS) {
         true => SMALL,
         false => LARGE,
     }
-}
-
-/// Whether experts have up to `n` rows on average.
-fn is_up_to(n: usize, routing: &Routing<'_>) -> bool {
-    routing.max_rows() <= n * routing.n_experts
 }
 
 /// Returns the octets of activations: of experts, each tile of rows may have one more.

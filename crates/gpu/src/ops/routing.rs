@@ -57,6 +57,7 @@ layout!(ExpertTile {
 pub struct RoutingBuffer {
     n_experts: usize,
     n_used: usize,
+    n_shared: usize,
     experts: Buffer,
     weights: Buffer,
     rows: Buffer,
@@ -74,6 +75,8 @@ pub struct Routing<'a> {
     pub n_experts: usize,
     /// Experts per token.
     pub n_used: usize,
+    /// How many of both are shared: 0 or 1.
+    pub n_shared: usize,
     /// `u32::MAX` for padding rows.
     pub experts: Slice<'a, u32>,
     pub weights: Slice<'a, f32>,
@@ -114,6 +117,12 @@ pub fn check_router(router: &Router, n_experts: usize) -> Result<(), Limit> {
 }
 
 impl Routing<'_> {
+    /// Whether the experts that the router chooses have up to `n` rows on average.
+    pub(super) fn has_up_to(&self, n: usize) -> bool {
+        let [n_experts, n_used] = [self.n_experts, self.n_used].map(|all| all - self.n_shared);
+        self.n_tokens * n_used <= n * n_experts
+    }
+
     /// Number of rows if the step has no padding rows.
     pub fn max_rows(&self) -> usize {
         self.n_tokens * self.n_used
@@ -143,6 +152,7 @@ impl RoutingBuffer {
         Ok(RoutingBuffer {
             n_experts,
             n_used,
+            n_shared: 0,
             experts: gpu.alloc::<u32>(n)?,
             weights: gpu.alloc::<f32>(n)?,
             rows: gpu.alloc::<u32>(n)?,
@@ -150,6 +160,11 @@ impl RoutingBuffer {
             n_rows: gpu.alloc::<u32>(1)?,
             tiles: [tiles(few)?, tiles(small)?, tiles(large)?],
         })
+    }
+
+    /// Says that `n_shared` of the experts, 0 or 1, are chosen by all tokens.
+    pub fn with_shared(self, n_shared: usize) -> RoutingBuffer {
+        RoutingBuffer { n_shared, ..self }
     }
 
     /// Returns the part for a step of `n_tokens` tokens.
@@ -166,6 +181,7 @@ impl RoutingBuffer {
             n_tokens,
             n_experts: self.n_experts,
             n_used: self.n_used,
+            n_shared: self.n_shared,
             experts: self.experts.as_slice().part(0..n),
             weights: self.weights.as_slice().part(0..n),
             rows: self.rows.as_slice().part(0..n),
@@ -328,8 +344,8 @@ pub fn route(
     let n_shared = usize::from(shared.is_some());
     let n_experts = routing.n_experts - n_shared;
     assert_eq!(
-        router.n_used + n_shared,
-        routing.n_used,
+        [router.n_used + n_shared, n_shared],
+        [routing.n_used, routing.n_shared],
         "a shared expert is a choice"
     );
     let gate = shared.and_then(SharedWeight::gate);

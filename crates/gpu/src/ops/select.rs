@@ -41,7 +41,7 @@ pub(super) fn is_gemv(gpu: &Gpu, n_rows: usize) -> bool {
 
 /// Whether expert products are GEMVs: experts have so few rows that reading the weights dominates.
 pub(super) fn is_gemv_of_experts(gpu: &Gpu, routing: &Routing<'_>) -> bool {
-    let few = routing.n_tokens <= MAX_ROWS || routing.max_rows() <= routing.n_experts;
+    let few = routing.n_tokens <= MAX_ROWS || routing.has_up_to(1);
     few && !gpu.takes(Variant::ProductsMatmul) || gpu.takes(Variant::ProductsMatvec)
 }
 
@@ -310,7 +310,7 @@ impl Gemms {
     /// Returns the kernel for the experts of a step.
     fn of_experts<'k>(&'k self, gpu: &Gpu, routing: &Routing<'k>) -> Result<Gemm<'k>, GpuError> {
         let [.., large, flat] = *self.tiles(gpu)?;
-        let is_large = routing.max_rows() > LARGE_TILE_ROWS * routing.n_experts;
+        let is_large = !routing.has_up_to(LARGE_TILE_ROWS);
         let is_large =
             is_large && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
         let rows_of = |tile: GemmTile| TILE_ROWS.iter().position(|&rows| rows == tile.rows);

@@ -94,7 +94,8 @@ fn shared_experts_like_the_others_join_them() {
                 Op::Route { .. } => op.routing_shape(&plan.buffers),
                 _ => None,
             });
-            let [n_experts, n_used] = router.unwrap();
+            let [n_experts, n_used, n_shared] = router.unwrap();
+            assert_eq!(n_shared, 1, "{name}");
             assert_eq!(n_experts, stack.n_experts + 1, "{name}");
             let rows = plan.buffers[out.0 as usize].rows;
             assert_eq!(rows.rows(10, 1), 10 * n_used, "{name}");

@@ -53,8 +53,8 @@ fn check_plan(
             } => {
                 let n_experts = plan.buffers[logits.0 as usize].width;
                 ops::check_router(router, n_experts)?;
-                if let Some(shape) = op.routing_shape(&plan.buffers) {
-                    ops::check_experts(shape)?;
+                if let Some([n_experts, n_used, _]) = op.routing_shape(&plan.buffers) {
+                    ops::check_experts([n_experts, n_used])?;
                 }
             }
             Op::HeadMatMul { n_heads, .. } => ops::check_split(n_heads)?,

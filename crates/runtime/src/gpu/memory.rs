@@ -68,7 +68,7 @@ impl Memory {
             let n_values = info.rows.rows(max_rows, max_logits) * info.width;
             Ok((*info, gpu.alloc::<f32>(n_values)?))
         });
-        let most_experts = routing_shapes(plan).flatten().map(|[n, _]| n).max();
+        let most_experts = routing_shapes(plan).flatten().map(|[n, ..]| n).max();
         let acts = plan.acts.iter().map(|info| {
             let n_rows = info.rows.rows(max_rows, max_logits);
             let n_experts = match info.rows {
@@ -215,12 +215,16 @@ fn clear(gpu: &Gpu, states: Slice<'_, f32>) -> Result<(), GpuError> {
 /// Allocates each expert routing for steps of up to `max_rows` tokens.
 fn routings(gpu: &Gpu, plan: &Plan, max_rows: usize) -> Result<Vec<RoutingBuffer>, GpuError> {
     // A routing that is never written is never read.
-    let of = |shape: Option<_>| RoutingBuffer::new(gpu, shape.unwrap_or([1, 1]), max_rows);
+    let of = |shape: Option<_>| {
+        let [n_experts, n_used, n_shared] = shape.unwrap_or([1, 1, 0]);
+        let buffer = RoutingBuffer::new(gpu, [n_experts, n_used], max_rows)?;
+        Ok(buffer.with_shared(n_shared))
+    };
     routing_shapes(plan).map(of).collect()
 }
 
-/// Experts, and those of a token, of each expert routing; `None` if it is never written.
-fn routing_shapes(plan: &Plan) -> impl Iterator<Item = Option<[usize; 2]>> {
+/// Experts, those of a token, and how many are shared, of each expert routing; `None` if it is never written.
+fn routing_shapes(plan: &Plan) -> impl Iterator<Item = Option<[usize; 3]>> {
     (0..plan.n_routings).map(|id| {
         let mut ops = plan.ops.iter();
         ops.find_map(|op| match op.routing() {

@@ -203,6 +203,7 @@ impl Step {
         // Room for larger steps.
         let buffer =
             RoutingBuffer::new(gpu, [self.n_experts, self.n_used], self.n_tokens() + 3).unwrap();
+        let buffer = buffer.with_shared(self.n_experts - self.n_routed());
         let logits = gpu.upload(&self.logits).unwrap();
         let seq_of_row = gpu.upload(&self.seq_of_row).unwrap();
         let vectors = [&self.bias, &self.scales].map(|vector| {
