@@ -72,9 +72,10 @@ struct One {
            expert_scales, out_skip, out_stride, n_stacked, shared)
 };
 
-// The matrix of an expert, the first of which is at `first`.
+// The matrix of an expert, the first of which is at `first`. A branch takes no registers: gemv_tiled_2_1 would spill.
 DEV u8* matrix_of(u32 expert, const u8* first, u64 expert_bytes, u32 n_stacked, const u8* shared) {
-    return (u8*)choose_loaded(expert >= n_stacked, first + expert * expert_bytes, shared);
+    if (expert >= n_stacked) return (u8*)global(shared);
+    return (u8*)global(first + expert * expert_bytes);
 }
 
 // What the products of a launch differ in.
