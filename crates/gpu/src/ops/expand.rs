@@ -86,8 +86,9 @@ impl LatentHeads {
         }
     }
 
-    /// The operations of attention of `n_rows` rows, the last ones of `n_positions`, for each head: with latent vectors,
-    /// and with keys and values made for it. Products of few rows with matrices of heads reach a third of the speed.
+    /// Estimates the work per head for `n_rows` rows, the last ones of `n_positions`, in multiply-adds: with latent vectors,
+    /// and with keys and values of the head. GEMMs of single heads are slower than those of `expand_*`: they count three
+    /// times.
     fn costs(&self, n_rows: usize, n_positions: usize) -> [usize; 2] {
         let n_seen = n_rows * (n_positions - n_rows / 2);
         let of_product = self.rank * (self.k_dim - self.n_rot + self.v_dim);
