@@ -55,7 +55,7 @@ pub enum Error {
     },
     /// The file ends early.
     #[error(
-        "the file is truncated: {what} at byte {offset} needs {need} bytes and {have} are left; download or copy it again"
+        "the file is truncated: {what} at byte {offset} would take {need} bytes and {have} are left; download or copy it again"
     )]
     Truncated {
         /// What was being read.
