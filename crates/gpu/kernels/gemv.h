@@ -14,7 +14,7 @@
 // Blocks of 256 threads. Shared memory: (256 / WARP_SIZE) * ROWS * N floats, with IN_TURNS (256 / WARP_SIZE) times as
 // many.
 #pragma once
-#include "jobs.h"
+#include "own_acts.h"
 
 constexpr u32 THREADS = 256;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
@@ -23,15 +23,22 @@ constexpr u32 N_WAVES = THREADS / WARP_SIZE;
 // registers: it moves each load down to its first use, and the chunks that should be in flight together are loaded one
 // after the other.
 #if defined(GPU_NV)
-#define GEMV_KERNEL(NAME, PARAMS, BLOCKS)                                                                              \
-    KERNEL_WITH(NAME, PARAMS, launch_bounds(THREADS, BLOCKS), let_successor_start())
+#define GEMV_KERNEL(NAME, PARAMS, BLOCKS) ENTRY(NAME, PARAMS, launch_bounds(THREADS, BLOCKS))
 #else
-#define GEMV_KERNEL(NAME, PARAMS, BLOCKS) KERNEL(NAME, PARAMS, THREADS)
+#define GEMV_KERNEL(NAME, PARAMS, BLOCKS) KERNEL_THAT_BEGINS(NAME, PARAMS, THREADS)
 #endif
 // For kernels of one row of activations: 64 registers per thread.
 constexpr u32 BLOCKS_ONE_ROW = 4;
 // For kernels of several rows: 128 registers per thread.
 constexpr u32 BLOCKS_ROWS = 2;
+
+// What happens in each wave once its first weights are on their way: the kernel begins, or nothing if it has.
+struct BeginNow {
+    DEV_MEMBER void operator()() const { begin(); }
+};
+struct HasBegun {
+    DEV_MEMBER void operator()() const {}
+};
 
 // Which of the N rows of activations exist. AllRows: all of them; missing rows repeat the last one. FirstRows: the
 // first n, for jobs with different numbers of rows. The branch on it is uniform.
@@ -136,11 +143,11 @@ DEV void add_float_products(const Job& job, const T* w, const u32* x_row, u32 n_
 }
 
 // Adds this lane's part of the products of the rows: chunk first + lane, then every `step` chunks.
-template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some>
+template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some, typename Then>
 DEV void dot_rows(const Job& job, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
-                  Some some, float (&acc)[ROWS][N]) {
-    // About 64 bytes in flight per lane.
-    constexpr u32 LOADS = !ALIGNED ? 1 : ROWS * N == 1 ? 4 : N <= 4 ? 2 : 1;
+                  Some some, Then then, float (&acc)[ROWS][N]) {
+    // About 32 bytes in flight per lane.
+    constexpr u32 LOADS = !ALIGNED || N > 4 || (ROWS == 2 && N == 1 && !T::FLOAT) ? 1 : 2;
     u32 n = div_up(n_in, T::CHUNK);
     for (u32 base = first; base < n; base += step * LOADS) {
         T w[LOADS][ROWS];
@@ -151,6 +158,7 @@ DEV void dot_rows(const Job& job, const Block<T, Planes>* rows, const u32* x_row
 #pragma unroll
             for (u32 r = 0; r < ROWS; r++) w[u][r] = rows[r].load(chunk);
         }
+        if (base == first) then();
 #pragma unroll
         for (u32 u = 0; u < LOADS; u++) {
             u32 chunk = base + u * step + lane();
@@ -216,7 +224,8 @@ template <u32 ROWS, u32 N> DEV void put_sums(float* to, const float (&acc)[ROWS]
 }
 
 // Computes the products of up to N rows of activations with the weight rows of the block's waves.
-template <u32 ROWS, u32 N, bool IN_TURNS, typename Some> DEV void compute(const Job& job, Some some) {
+template <u32 ROWS, u32 N, bool IN_TURNS, typename Some, typename Then = HasBegun>
+DEV void compute(const Job& job, Some some, Then then = {}) {
     SHARED(float, part, N_WAVES * (IN_TURNS ? N_WAVES : 1) * ROWS * N);
     const bool gated = ROWS == 2 && job.gated;
     // Groups of waves that share rows of w, or pairs of rows of gate and up.
@@ -250,8 +259,9 @@ template <u32 ROWS, u32 N, bool IN_TURNS, typename Some> DEV void compute(const 
             for (u32 n = 0; n < N; n++) acc[r][n] = 0.0f;
         u32 first = (virtual_wave & ((1u << job.split_log) - 1)) * WARP_SIZE;
         if (!FORMAT::FLOAT || job.w.n_in % FORMAT::CHUNK == 0)
-            dot_rows<FORMAT, true>(job, rows, x_row, job.w.n_in, first, step, some, acc);
-        else if constexpr (FORMAT::FLOAT) dot_rows<FORMAT, false>(job, rows, x_row, job.w.n_in, first, step, some, acc);
+            dot_rows<FORMAT, true>(job, rows, x_row, job.w.n_in, first, step, some, then, acc);
+        else if constexpr (FORMAT::FLOAT)
+            dot_rows<FORMAT, false>(job, rows, x_row, job.w.n_in, first, step, some, then, acc);
 
         put_sums(part + virtual_wave * ROWS * N, acc);
     }
@@ -284,7 +294,13 @@ template <u32 ROWS, u32 N, bool IN_TURNS, typename Some> DEV void compute(const 
 
 // Products in the parameters.
 template <u32 ROWS, u32 N, bool IN_TURNS = false> DEV void gemv(const Few& p) {
-    compute<ROWS, N, IN_TURNS>(job_of<ROWS == 2>(p, bid_x()), AllRows{});
+    const Job job = job_of<ROWS == 2>(p, bid_x());
+    if constexpr (IN_TURNS) {
+        begin();
+        compute<ROWS, N, true>(job, AllRows{});
+    } else {
+        compute<ROWS, N, false>(job, AllRows{}, BeginNow{});
+    }
 }
 
 // Skips n activations, whole rows.
@@ -298,10 +314,8 @@ template <typename T> DEV void skip_values(Job& job, u64 n) {
     }
 }
 
-// Tiles of the experts of an MoE layer. The grid is [tiles, blocks of outputs].
-template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
-    const ExpertTile tile = tile_at(p.tiles, bid_x());
-    if (tile.expert == NO_EXPERT) return;
+// The job of a block of a tile.
+template <u32 ROWS> DEV Job job_of_tile(const Few& p, const ExpertTile& tile) {
     Job job = job_of<ROWS == 2>(p, bid_y());
     job.w.data = matrix_of(tile.expert, job.w.data, p.expert_bytes, p.n_stacked, p.shared);
     job.up = matrix_of(tile.expert, job.up, p.expert_bytes, p.n_stacked, p.up_shared);
@@ -309,17 +323,39 @@ template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
     if (job.up_bias) job.up_bias += tile.expert * job.w.n_out;
     if (p.expert_scales) job.scale = p.expert_scales[tile.expert];
     if (p.up_scales) job.up_scale = p.up_scales[tile.expert];
-    skip_values<FORMAT>(job, (u64)tile.first_row * job.w.n_in);
     job.out += (u64)tile.first_row * p.out_stride + tile.expert * p.out_skip;
     job.out_stride = p.out_stride;
+    return job;
+}
+
+// Tiles of the experts of an MoE layer. The grid is [tiles, blocks of outputs].
+template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
+    begin();
+    const ExpertTile tile = tile_at(p.tiles, bid_x());
+    if (tile.expert == NO_EXPERT) return;
+    Job job = job_of_tile<ROWS>(p, tile);
+    skip_values<FORMAT>(job, (u64)tile.first_row * job.w.n_in);
     job.n_rows = N == 1 ? 1 : tile.n_rows;
     if constexpr (N == 1) compute<ROWS, N, false>(job, AllRows{});
     else compute<ROWS, N, false>(job, FirstRows{job.n_rows});
 }
 
+// The same of a single token whose activations each block makes for itself. Without a list of tiles, every expert has one.
+template <u32 ROWS> DEV void gemv_own_tiled(const OwnFew& p) {
+    begin();
+    ExpertTile tile = {bid_x(), bid_x(), 1, 0};
+    if (p.few.tiles) tile = tile_at(p.few.tiles, bid_x());
+    if (tile.expert == NO_EXPERT) return;
+    Job job = job_of_tile<ROWS>(p.few, tile);
+    own_acts<FORMAT, THREADS>(p.source, tile.first_row, job);
+    job.n_rows = 1;
+    compute<ROWS, 1, false>(job, AllRows{});
+}
+
 // Products of a table. The first thread of each block takes the time: the earliest start and the latest end of all
 // blocks of a product are kept.
 template <u32 ROWS, u32 N> DEV void gemv(const Listed& p) {
+    begin();
     const One one = find(p);
     const Job job = job_of(one, bid_x());
     u64* start = p.times && tid() == 0 ? p.times + one.timed : nullptr;

@@ -85,6 +85,7 @@ constexpr u32 WARP_SIZE = 32;
         NAME##_body(*(const PARAMS*)params);                                                                           \
     }                                                                                                                  \
     static void NAME##_body(const PARAMS& p)
+#define KERNEL_THAT_BEGINS KERNEL
 // A constant for the host, read from the image.
 #define EXPORT_U32(NAME, VALUE) extern "C" __attribute__((visibility("default"), used)) const u32 NAME = VALUE;
 // All fields of a struct of parameters or of a table's entries, in order; at the end of the struct. A test compares
@@ -110,7 +111,8 @@ DEV void let_successor_start() {}
 #define DEV_MEMBER __attribute__((device)) inline __attribute__((always_inline))
 // Where kernels overlap (programmatic dependent launch), a kernel's blocks start while the last blocks of its
 // predecessor still run, which hides the time to start. Each thread waits for the end of the predecessor before it
-// reads its results or writes anything, and then lets the next kernel start.
+// reads its results or writes anything, and then lets the next kernel start. Weights may be read before: a launch after
+// kernels that write them does not overlap (src/launch.rs).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define OVERLAPS
 DEV void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -140,6 +142,8 @@ DEV void let_successor_start() {}
 #else
 #define KERNEL_WITH(NAME, PARAMS, BLOCK, FIRST) ENTRY(NAME, PARAMS, BLOCK)
 #endif
+// A kernel each of whose threads calls begin() itself.
+#define KERNEL_THAT_BEGINS(NAME, PARAMS, THREADS) ENTRY(NAME, PARAMS, BLOCK_OF(THREADS))
 #define EXPORT_U32(NAME, VALUE)                                                                                        \
     extern "C" __attribute__((device, constant, visibility("default"), used)) const u32 NAME = VALUE;
 #define FIELDS(...)
@@ -150,6 +154,11 @@ struct Site {};
     extern __attribute__((shared, aligned(16))) u8 dynamic_shared_bytes[];                                             \
     TYPE* NAME = (TYPE*)dynamic_shared_bytes
 #endif
+// What each thread of a kernel does before it reads anything but weights, or writes anything.
+DEV void begin() {
+    wait_for_predecessor();
+    let_successor_start();
+}
 
 // ---------------------------------------------------------------------------------------------- threads
 #if defined(GPU_AMD)

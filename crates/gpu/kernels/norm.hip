@@ -7,13 +7,13 @@
 // x [n_rows, width], weight and bias [width]; out: y in one of the forms, and if `normed` is not null in f32, too.
 //
 // One team of threads per row: a block of 512 (`block`), or 32 lanes of a block of 256 (`team`) for short rows such as
-// heads. Each thread loads 8 neighbouring values at a time and keeps up to 4 such octets in registers. Values of a row
-// beyond these (16384 values per block) are loaded again for the output. Sums are in f32: over a thread's octets, then
+// heads. Each thread loads 8 neighbouring values at a time and keeps one or two such octets in registers. Values of a row
+// beyond these (4096 of a block, 512 of a team) are loaded again for the output: code is short, because a step of one token
+// waits for it to be loaded. Sums are in f32: over a thread's octets, then
 // over the threads in a fixed order.
 // Shared memory: one f32 per wave and sum, at most 128 bytes.
 #include "acts.h"
 
-constexpr u32 HELD = 4;
 constexpr u32 BLOCK_THREADS = 512;
 constexpr u32 TEAM_THREADS = 256;
 
@@ -40,10 +40,12 @@ template <u32 N_THREADS> DEV float team_sum(float v, float* part) {
 // Normalizes one row. `Norm` defines the sums. `part` is shared memory for two sums. Rows past the end are empty.
 template <typename Norm, typename Form, u32 N_THREADS>
 DEV void norm_row(const NormParams& p, u32 row, u32 thread, float* part) {
-    constexpr u32 STRIDE = N_THREADS * OCTET;
+    constexpr u32 STRIDE = N_THREADS * OCTET, HELD = N_THREADS == TEAM ? 2 : 1;
     const u32 first = thread * OCTET, width = p.width, end = row < p.n_rows ? width : 0;
     const u64 base = (u64)row * width;
     const float* x = p.x + base;
+    const Octet first_weights = load_octet(p.weight, first, width, p.aligned);
+    begin();
     auto take = [&](u32 at) { return load_octet(x, at, end, p.aligned); };
     Octet held[HELD];
     float sum = 0;
@@ -66,7 +68,7 @@ DEV void norm_row(const NormParams& p, u32 row, u32 thread, float* part) {
     }
     float scale = 1.0f / sqrt_of(mean + p.eps);
     auto put = [&](u32 at, const Octet& o) {
-        Octet w = load_octet(p.weight, at, end, p.aligned);
+        const Octet w = at == first ? first_weights : load_octet(p.weight, at, end, p.aligned);
         Octet y;
         if constexpr (Norm::CENTERED) {
             Octet b = load_octet(p.bias, at, end, p.aligned);
@@ -122,14 +124,14 @@ template <typename Norm, typename Form> DEV void norm_team(const NormParams& p) 
     norm_row<Norm, Form, TEAM>(p, bid_x() * (TEAM_THREADS / TEAM) + tid() / TEAM, tid() % TEAM, nullptr);
 }
 
-KERNEL(rms_norm_block_f32, NormParams, BLOCK_THREADS) { norm_block<Rms, FormF32>(p); }
-KERNEL(rms_norm_block_q8x32, NormParams, BLOCK_THREADS) { norm_block<Rms, FormQ8x32>(p); }
-KERNEL(rms_norm_block_q8x256, NormParams, BLOCK_THREADS) { norm_block<Rms, FormQ8x256>(p); }
-KERNEL(rms_norm_team_f32, NormParams, TEAM_THREADS) { norm_team<Rms, FormF32>(p); }
-KERNEL(rms_norm_team_q8x32, NormParams, TEAM_THREADS) { norm_team<Rms, FormQ8x32>(p); }
-KERNEL(rms_norm_team_q8x256, NormParams, TEAM_THREADS) { norm_team<Rms, FormQ8x256>(p); }
-KERNEL(layer_norm_block_f32, NormParams, BLOCK_THREADS) { norm_block<Layer, FormF32>(p); }
-KERNEL(layer_norm_team_f32, NormParams, TEAM_THREADS) { norm_team<Layer, FormF32>(p); }
+KERNEL_THAT_BEGINS(rms_norm_block_f32, NormParams, BLOCK_THREADS) { norm_block<Rms, FormF32>(p); }
+KERNEL_THAT_BEGINS(rms_norm_block_q8x32, NormParams, BLOCK_THREADS) { norm_block<Rms, FormQ8x32>(p); }
+KERNEL_THAT_BEGINS(rms_norm_block_q8x256, NormParams, BLOCK_THREADS) { norm_block<Rms, FormQ8x256>(p); }
+KERNEL_THAT_BEGINS(rms_norm_team_f32, NormParams, TEAM_THREADS) { norm_team<Rms, FormF32>(p); }
+KERNEL_THAT_BEGINS(rms_norm_team_q8x32, NormParams, TEAM_THREADS) { norm_team<Rms, FormQ8x32>(p); }
+KERNEL_THAT_BEGINS(rms_norm_team_q8x256, NormParams, TEAM_THREADS) { norm_team<Rms, FormQ8x256>(p); }
+KERNEL_THAT_BEGINS(layer_norm_block_f32, NormParams, BLOCK_THREADS) { norm_block<Layer, FormF32>(p); }
+KERNEL_THAT_BEGINS(layer_norm_team_f32, NormParams, TEAM_THREADS) { norm_team<Layer, FormF32>(p); }
 
 struct QuantizeParams {
     const float* x;

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::deferred_free::DeferredFree;
@@ -33,6 +33,8 @@ pub(crate) struct Inner {
     pub(crate) target: String,
     /// Whether its kernels may start before their predecessors have ended.
     pub(crate) overlaps: bool,
+    /// Whether the kernel queued last writes weights.
+    pub(crate) writes_weights: AtomicBool,
     pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
     /// The table of kernels, which `ops` defines (`ops/kernels.rs`).
     pub(crate) kernels: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -207,6 +209,7 @@ impl Gpu {
                 id,
                 facts,
                 overlaps: driver.vendor_api.can_overlap(driver, &target),
+                writes_weights: AtomicBool::new(false),
                 target,
                 modules: Mutex::default(),
                 kernels: OnceLock::new(),

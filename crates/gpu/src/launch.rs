@@ -240,6 +240,12 @@ impl Gpu {
         )
     }
 
+    /// Says that the kernel queued last writes weights. The next one starts after it has ended, because kernels may read
+    /// weights while their predecessor runs.
+    pub(crate) fn end_of_weights(&self) {
+        self.inner.writes_weights.store(true, Ordering::Release);
+    }
+
     fn queue<P: Layout>(
         &self,
         kernel: &Kernel<P>,
@@ -252,6 +258,7 @@ impl Gpu {
         }
         let traced = trace::is_tracing(self).then(Instant::now);
         self.inner.ready()?;
+        let after_weights = self.inner.writes_weights.swap(false, Ordering::AcqRel);
         let function = self.function(kernel)?;
         if shared_bytes > function.shared_bytes.load(Ordering::Acquire) {
             self.allow_shared(kernel, function, shared_bytes)?;
@@ -264,7 +271,7 @@ impl Gpu {
             params: std::ptr::from_ref(params).cast(),
             params_bytes: size_of::<P>(),
             stream: self.inner.stream,
-            overlaps: self.inner.overlaps && matches!(start, Start::Overlapping),
+            overlaps: self.inner.overlaps && matches!(start, Start::Overlapping) && !after_weights,
         };
         match self
             .inner

@@ -49,7 +49,9 @@ pub use kernel::KernelLayout;
 pub use kv::{KvLayer, KvShape, KvType};
 pub use limit::Limit;
 pub use memory::{Buffer, Slice};
-pub use operands::{ActFormat, Activation, Acts, ActsBuffer, ExpertMatrices, Matrix, OutMode};
+pub use operands::{
+    ActFormat, Activation, Acts, ActsBuffer, ExpertMatrices, Matrix, OutMode, Source, SourceRows,
+};
 pub use pinned::Pinned;
 pub use roofline::{Factors, MatrixStep, matrix_ops, multiply_all, read_all, read_bandwidth};
 pub use self_test::{SelfTest, self_test};

@@ -27,6 +27,27 @@ pub struct Acts<'a> {
     pub sums: Slice<'a, i16>,
     /// Memory for the same as f16, where GEMM may take it so.
     pub half: Option<HalfMemory<'a>>,
+    /// What products with the matrices of experts or heads convert themselves, for steps of one token: see
+    /// [`crate::ops::converts`].
+    pub source: Option<Source<'a>>,
+}
+
+/// Values that products convert into activations.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    pub x: Slice<'a, f32>,
+    pub rows: SourceRows,
+}
+
+/// Which values of a [`Source`] are a row of activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceRows {
+    /// All of it, whichever row.
+    One,
+    /// Row `i` is row `i` of the source.
+    Each,
+    /// Row `i` is in head `i` of the source, from this value on.
+    Heads { start: usize },
 }
 
 impl<'a> Acts<'a> {
@@ -50,6 +71,7 @@ impl<'a> Acts<'a> {
             scales: self.scales.part(of_codes(self.form.block_len())),
             sums: self.sums.part(of_codes(16)),
             half: self.half,
+            source: self.source,
             codes: self.codes.part(codes),
         }
     }
@@ -124,6 +146,7 @@ impl ActsBuffer {
             scales: self.scales.as_slice(),
             sums: self.sums.as_slice(),
             half: self.half.as_ref().map(HalfBuffer::memory),
+            source: None,
         };
         all.part(0..n_rows)
     }

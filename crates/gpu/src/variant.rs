@@ -32,6 +32,8 @@ pub enum Variant {
     SplitsOn,
     /// Norms use a whole block for each row, however short it is.
     NormsBlock,
+    /// Activations of experts and heads are converted by launches of their own, not by the products of one token.
+    ActsSeparate,
     /// Norms, rotations and elementwise operations load one value at a time.
     LoadsNarrow,
     /// Norms of heads, rotations and the append to the KV cache are separate launches.
@@ -41,7 +43,7 @@ pub enum Variant {
 }
 
 /// Every variant with its name `KIND=NAME`. One of each kind can be forced.
-const NAMES: [(Variant, &str); 15] = [
+const NAMES: [(Variant, &str); 16] = [
     (Variant::ProductsMatvec, "products=matvec"),
     (Variant::ProductsMatmul, "products=matmul"),
     (Variant::ProductsCodes, "products=codes"),
@@ -54,6 +56,7 @@ const NAMES: [(Variant, &str); 15] = [
     (Variant::SplitsOff, "splits=off"),
     (Variant::SplitsOn, "splits=on"),
     (Variant::NormsBlock, "norms=block"),
+    (Variant::ActsSeparate, "acts=separate"),
     (Variant::LoadsNarrow, "loads=narrow"),
     (Variant::RopeSeparate, "rope=separate"),
     (Variant::TuningOff, "tuning=off"),
@@ -62,7 +65,7 @@ const NAMES: [(Variant, &str); 15] = [
 /// The simplest variant of each kind.
 const PLAIN: (&str, &str) = (
     "plain",
-    "products=matvec,tiles=small,attention=generic,splits=off,norms=block,loads=narrow,rope=separate,tuning=off",
+    "products=matvec,tiles=small,attention=generic,splits=off,norms=block,acts=separate,loads=narrow,rope=separate,tuning=off",
 );
 
 /// A set of forced variants; empty by default.

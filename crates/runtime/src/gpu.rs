@@ -149,7 +149,7 @@ impl GpuBackend {
         options: GpuOptions,
     ) -> Result<GpuBackend, RuntimeError> {
         let part: PlanPart = plan.into();
-        let segments = compile::segments(&part, weights, gpu.variants());
+        let segments = compile::segments(&part, weights, &gpu);
         let mut name = format!("{} ({}, {}", gpu.info()?.name, gpu.id(), gpu.target());
         if !gpu.variants().is_empty() {
             name.push_str(&format!(", {}", gpu.variants()));

@@ -163,6 +163,7 @@ impl<'a> Layout<'a> {
                     scales: none,
                     sums: none.cast(),
                     half: None,
+                    source: None,
                 }
             }
         }
@@ -216,6 +217,7 @@ impl Converted {
             scales: work.part(scales..scales + n_scales * 4).cast(),
             sums: work.part(sums..sums + n / 16 * 2).cast(),
             half: None,
+            source: None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! GEMV: products with few rows of activations (`kernels/format/gemv.hip`).
 
 use super::jobs::{FEW, Few, Gated, Mode, Product, RawProduct, Work};
+use super::own;
 use super::select::{self, Waves};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -75,13 +76,11 @@ pub(super) fn launch(gpu: &Gpu, works: &[Work<'_>]) -> Result<(), GpuError> {
     if first.x.n_rows == 0 {
         return Ok(());
     }
-    let (kernel, waves) = select::gemv(gpu, works)?;
-    let (mut raw, mut n_blocks) = (Vec::with_capacity(FEW), 0);
-    for work in works {
-        let (product, n) = product(gpu, work, waves, n_blocks);
-        raw.push(product);
-        n_blocks += n;
+    if let Some(source) = &first.x.source {
+        return own::launch(gpu, works, source);
     }
+    let (kernel, waves) = select::gemv(gpu, works)?;
+    let (raw, n_blocks) = products(gpu, works, waves);
     let tiles = first.experts.map(|experts| experts.routing.tiles[0]);
     let grid = match tiles {
         Some(tiles) => [tiles.len() as u32, n_blocks, 1],
@@ -89,6 +88,17 @@ pub(super) fn launch(gpu: &Gpu, works: &[Work<'_>]) -> Result<(), GpuError> {
     };
     let params = Few::new(works, &raw, tiles);
     gpu.launch(kernel, grid, THREADS, 0, &params)
+}
+
+/// Returns the products of a launch, and its number of blocks, of an MoE layer per tile.
+pub(super) fn products(gpu: &Gpu, works: &[Work<'_>], waves: Waves) -> (Vec<RawProduct>, u32) {
+    let (mut raw, mut n_blocks) = (Vec::with_capacity(FEW), 0);
+    for work in works {
+        let (product, n) = product(gpu, work, waves, n_blocks);
+        raw.push(product);
+        n_blocks += n;
+    }
+    (raw, n_blocks)
 }
 
 /// Returns the product whose blocks begin at `first_block`, and its number of blocks, of an MoE layer per tile.

@@ -19,6 +19,7 @@ mod linear_layer;
 mod mask;
 mod mxfp6;
 mod norm;
+mod own;
 mod products;
 mod recurrent;
 mod rope_kv;
@@ -56,6 +57,7 @@ pub use linear_layer::{
 pub use mask::{forbid, mask_words};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{check_values, layer_norm, quantize, rms_norm, rms_norm_quantize};
+pub use own::converts;
 pub use products::{
     ExpertGated, expert_gated_products, expert_products, gated_products, head_products, products,
 };

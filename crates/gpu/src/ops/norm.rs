@@ -278,6 +278,7 @@ fn f32_acts(out: Slice<'_, f32>, width: usize) -> Acts<'_> {
         scales: out.part(0..0),
         sums: out.part(0..0).cast(),
         half: None,
+        source: None,
     }
 }
 

@@ -176,7 +176,9 @@ pub fn repack(
     };
     let grid = grid(ty, n_rows, n_in);
     let kernel = &gpu.kernels().rows.of(ty)?.repack;
-    gpu.launch(kernel, grid, THREADS, 0, &params)
+    gpu.launch(kernel, grid, THREADS, 0, &params)?;
+    gpu.end_of_weights();
+    Ok(())
 }
 
 /// `out[i, :] (+)= scale * table[ids[i], :]`, out `[ids.len(), n_in]`. Ids past the end use the last row.

@@ -12,6 +12,7 @@ use super::formats::{n_chunks, warp_size};
 use super::gemv::{MAX_ROWS, THREADS};
 use super::half;
 use super::jobs::{FEW, Few, Listed, One, Work};
+use super::own::OwnFew;
 use super::routing::{ExpertTile, Routing, TILE_ROWS};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -58,6 +59,7 @@ kernels! {
         gemv_listed_2_8: Listed,
         gemv_tiled_2_1: Few,
         gemv_tiled_2_4: Few,
+        gemv_own_tiled_2: OwnFew,
     }
 }
 
@@ -88,8 +90,7 @@ pub(super) type Gemv<'k, P = Few> = (&'k Kernel<P>, Waves);
 pub(super) fn gemv<'k>(gpu: &'k Gpu, works: &[Work<'_>]) -> Result<Gemv<'k>, GpuError> {
     let first = &works[0];
     let kernels = gpu.kernels().gemv.of(first.matrix.ty)?;
-    // Each wave takes a row of both gate and up.
-    let paired = Waves::of_rows(if first.up.is_some() { 1 } else { 2 });
+    let paired = of_pairs(first);
     if let Some(experts) = &first.experts {
         // The experts of a token are distinct, so each has one row.
         return Ok(match experts.routing.n_tokens {
@@ -98,10 +99,21 @@ pub(super) fn gemv<'k>(gpu: &'k Gpu, works: &[Work<'_>]) -> Result<Gemv<'k>, Gpu
         });
     }
     Ok(match (first.x.n_rows, first.up) {
-        (1, None) => kernels.of_one_row(gpu, works),
+        (1, None) => kernels.of_one_row(gpu, works)?,
         (1, Some(_)) => (&kernels.gemv_2_1, paired),
         (n_rows, _) => (kernels.of_rows(n_rows), paired),
     })
+}
+
+/// Returns the kernel for products of a single token with the matrices of experts that convert its activations themselves.
+pub(super) fn own_gemv<'k>(gpu: &'k Gpu, work: &Work<'_>) -> Result<Gemv<'k, OwnFew>, GpuError> {
+    let kernels = gpu.kernels().gemv.of(work.matrix.ty)?;
+    Ok((&kernels.gemv_own_tiled_2, of_pairs(work)))
+}
+
+/// Waves that take a row of both gate and up, or two rows.
+fn of_pairs(work: &Work<'_>) -> Waves {
+    Waves::of_rows(if work.up.is_some() { 1 } else { 2 })
 }
 
 /// Returns the kernel for a table of jobs with at most `max_rows` rows each.
@@ -127,24 +139,53 @@ impl GemvKernels {
         }
     }
 
-    /// Returns the kernel for one row of activations, and its waves: as tuned, else one row per wave.
-    fn of_one_row(&self, gpu: &Gpu, works: &[Work<'_>]) -> Gemv<'_> {
-        let matrices = || works.iter().map(|work| &work.matrix);
-        let most = works.iter().map(|work| virtual_split(gpu, work)).max();
-        match gpu.tuned(|| gemv_shape(matrices())) {
-            Some(Choice::Matvec { rows: 2, .. }) => (&self.gemv_2_1, Waves::of_rows(2)),
+    /// Returns the kernel for one row of activations, and its waves: as tuned, else by the rule.
+    fn of_one_row(&self, gpu: &Gpu, works: &[Work<'_>]) -> Result<Gemv<'_>, GpuError> {
+        let matrices: Vec<Matrix<'_>> = works.iter().map(|work| work.matrix).collect();
+        let most = most_split(gpu, &matrices);
+        let (rows, split) = match gpu.tuned(|| gemv_shape(&matrices)) {
+            Some(Choice::Matvec { rows: 2, .. }) => (2, most),
+            Some(Choice::Matvec { rows: 1, split }) if split.is_power_of_two() && split <= most => {
+                (1, split)
+            }
+            _ => (self.rows_per_wave(gpu, &matrices)?, most),
+        };
+        Ok(match rows {
+            2 => (&self.gemv_2_1, Waves::of_rows(2)),
             // With as many waves as virtual waves, the plain kernel does the same.
-            Some(Choice::Matvec { rows: 1, split })
-                if split.is_power_of_two() && Some(split) < most =>
-            {
+            _ if split == most => (&self.gemv_1_1, Waves::of_rows(1)),
+            _ => {
                 let waves = Waves {
                     rows: 1,
                     max_split: split,
                 };
                 (&self.gemv_1_1_turns, waves)
             }
-            _ => (&self.gemv_1_1, Waves::of_rows(1)),
+        })
+    }
+
+    /// Returns how many rows of weights a wave takes by the rule for one row of activations: two if a wave with one has
+    /// little to load, or if the last blocks then leave less of the device idle.
+    fn rows_per_wave(&self, gpu: &Gpu, matrices: &[Matrix<'_>]) -> Result<usize, GpuError> {
+        let warp_size = warp_size(gpu);
+        let n_waves = THREADS as usize / warp_size;
+        let split_of = |matrix: &Matrix<'_>| split(gpu, matrix, matrix.n_out);
+        let is_short =
+            |matrix: &Matrix<'_>| n_chunks(matrix.ty, matrix.n_in) <= warp_size * split_of(matrix);
+        if matrices.iter().all(is_short) {
+            return Ok(2);
         }
+        let at_once = gpu.n_concurrent_blocks(&self.gemv_1_1, (THREADS, 0))?;
+        let turns = |rows: usize| {
+            let n_blocks =
+                |matrix: &Matrix<'_>| matrix.n_out.div_ceil(n_waves / split_of(matrix) * rows);
+            { matrices.iter() }
+                .map(n_blocks)
+                .sum::<usize>()
+                .div_ceil(at_once)
+        };
+        // A turn of two rows takes 1.6 to 1.9 times as long (H200).
+        Ok(if turns(2) * 9 < turns(1) * 5 { 2 } else { 1 })
     }
 }
 
@@ -170,8 +211,14 @@ fn split(gpu: &Gpu, matrix: &Matrix<'_>, n_rows: usize) -> usize {
     split
 }
 
+/// Returns the most virtual waves that share a row of one of the matrices.
+fn most_split(gpu: &Gpu, matrices: &[Matrix<'_>]) -> usize {
+    let splits = { matrices.iter() }.map(|matrix| split(gpu, matrix, matrix.n_out));
+    splits.max().unwrap_or(1)
+}
+
 /// Returns the tuning shape of a GEMV of one row with these matrices of one format.
-fn gemv_shape<'m>(matrices: impl Iterator<Item = &'m Matrix<'m>>) -> Shape {
+fn gemv_shape(matrices: &[Matrix<'_>]) -> Shape {
     let mut n_out = [0; FEW];
     let (mut ty, mut n_in) = (GgmlType::F32, 0);
     for (to, matrix) in n_out.iter_mut().zip(matrices) {
@@ -182,20 +229,33 @@ fn gemv_shape<'m>(matrices: impl Iterator<Item = &'m Matrix<'m>>) -> Shape {
 
 /// Returns the shape of a GEMV of one row with these matrices of one format, and its candidate choices, the default
 /// first.
-pub(crate) fn gemv_choices(gpu: &Gpu, matrices: &[Matrix<'_>]) -> (Shape, Vec<Choice>) {
-    let splits = matrices
-        .iter()
-        .map(|matrix| split(gpu, matrix, matrix.n_out));
-    let most = splits.max().unwrap_or(1);
+///
+/// # Errors
+/// [`GpuError::Format`] for types without kernels; those of loading a module.
+pub(crate) fn gemv_choices(
+    gpu: &Gpu,
+    matrices: &[Matrix<'_>],
+) -> Result<(Shape, Vec<Choice>), GpuError> {
+    let shape = gemv_shape(matrices);
+    let most = most_split(gpu, matrices);
     let way = |rows, split| Choice::Matvec { rows, split };
     let mut ways = vec![way(1, most), way(2, most)];
+    if gpu
+        .kernels()
+        .gemv
+        .of(matrices[0].ty)?
+        .rows_per_wave(gpu, matrices)?
+        == 2
+    {
+        ways.reverse();
+    }
     let fewer = std::iter::successors(Some(most / 2), |split| Some(split / 2));
     ways.extend(
         fewer
             .take_while(|&split| split > 0)
             .map(|split| way(1, split)),
     );
-    (gemv_shape(matrices.iter()), ways)
+    Ok((shape, ways))
 }
 
 kernels! {

@@ -65,7 +65,7 @@ impl Work<'_> {
     /// Those of loading the kernels.
     pub fn ways(&self, gpu: &Gpu) -> Result<(Shape, Vec<Choice>), GpuError> {
         match self {
-            Work::Few { sets } => Ok(ops::gemv_choices(gpu, &sets[0])),
+            Work::Few { sets } => ops::gemv_choices(gpu, &sets[0]),
             Work::Many { matrices, n_rows } => ops::gemm_choices(gpu, &matrices[0], *n_rows),
             Work::Attention {
                 n_rows,

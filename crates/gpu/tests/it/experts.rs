@@ -11,7 +11,11 @@ use crate::common::mixture::{Choices, Logits, NONE, Step};
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertGated, ExpertProduct, SharedWeight};
-use rocmforge_gpu::{ActFormat, Activation, ActsBuffer, Buffer, ExpertMatrices, Gpu, Matrix};
+use rocmforge_gpu::{
+    ActFormat, Activation, Acts, ActsBuffer, Buffer, ExpertMatrices, Gpu, Matrix, Source,
+    SourceRows,
+};
+use rocmforge_plan::Weighed;
 use rocmforge_plan::{ExpertStack, act_format};
 
 /// The matrices of all experts on the device.
@@ -347,6 +351,77 @@ fn gate_and_up() {
                     });
                     let what = format!("{} {types:?} {:?}", common::name(&gpu), load);
                     assert_rows(&found, &expected, (0.0, BOUND), &what);
+                }
+            }
+        }
+    }
+}
+
+/// Products of one token that convert its activations themselves have the bits of those with converted ones.
+#[test]
+fn products_of_their_own_activations() {
+    let types = [
+        GgmlType::Q4_K,
+        GgmlType::Q6_K,
+        GgmlType::Q8_0,
+        GgmlType::F16,
+    ];
+    for gpu in common::gpus() {
+        for (k, ty) in types.into_iter().enumerate() {
+            let random = &mut Random(k as u64);
+            // Rows of two rounds of a block, and some that are not whole octets.
+            let n_in = if ty == GgmlType::F16 { 2307 } else { 2304 };
+            let (n_out, form) = (33, act_format(ty));
+            let step = Step::new([1, 5, 3], Logits::Random, random).with_shared(SharedWeight::One);
+            let shape = [step.n_experts, n_out, n_in];
+            // Gate and up of one format are in one launch.
+            let of_up = if ty == GgmlType::Q6_K { types[0] } else { ty };
+            let [gate, up] =
+                [ty, of_up].map(|ty| Experts::new(&gpu, ty, shape, random).with_last_apart(&gpu));
+            let (max_rows, buffer) = (step.n_used, step.route(&gpu));
+            let routing = buffer.of(1);
+            let x = gpu.upload(&random.values(max_rows * n_in)).unwrap();
+            for rows in [SourceRows::One, SourceRows::Each] {
+                let made = ActsBuffer::new(&gpu, form, max_rows, n_in).unwrap();
+                let made = made.rows(max_rows);
+                let unmade = ActsBuffer::new(&gpu, form, max_rows, n_in).unwrap();
+                let mut own = unmade.rows(max_rows);
+                let x = x.as_slice::<f32>();
+                let x = match rows {
+                    SourceRows::One => {
+                        let x = x.part(0..n_in);
+                        ops::quantize_experts(&gpu, x, (&routing, Weighed::Outputs), &made)
+                            .unwrap();
+                        x
+                    }
+                    _ => {
+                        ops::quantize(&gpu, x, &made).unwrap();
+                        x
+                    }
+                };
+                own.source = Some(Source { x, rows });
+                let run = |acts: &Acts<'_>, gated: bool| {
+                    let [out, beside] = [0; 2].map(|_| gpu.alloc::<f32>(max_rows * n_out).unwrap());
+                    let (out, beside) = (out.as_slice::<f32>(), beside.as_slice::<f32>());
+                    if gated {
+                        let gated = ExpertGated {
+                            sides: [gate.product_of_rows(), up.product_of_rows()],
+                            activation: JOINING[0],
+                            out,
+                        };
+                        ops::expert_gated_products(&gpu, acts, &routing, &gated, beside).unwrap();
+                    } else {
+                        let product = gate.product_of_rows();
+                        ops::expert_products(&gpu, acts, &routing, &product, out).unwrap();
+                    }
+                    gpu.read(out).unwrap()
+                };
+                for gated in [false, true] {
+                    let expected = run(&made, gated);
+                    let found = any_order(|| run(&own, gated));
+                    assert!(expected.iter().any(|x| *x != 0.0));
+                    let what = common::name(&gpu);
+                    assert_eq!(found, expected, "{what} {} {rows:?} {gated}", ty.name());
                 }
             }
         }

@@ -7,12 +7,12 @@ use crate::common::formats::for_each_format;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertProduct, RoutingBuffer};
-use rocmforge_gpu::{ActsBuffer, ExpertMatrices};
+use rocmforge_gpu::{ActsBuffer, ExpertMatrices, Source, SourceRows};
 use rocmforge_plan::{ExpertStack, act_format};
 
 /// Tokens, heads, and values of a head before and after those that are multiplied; variants to run as well.
 const CASES: [([usize; 2], [usize; 2], &[&str]); 3] = [
-    ([1, 5], [0, 32], &[]),
+    ([1, 5], [8, 32], &[]),
     ([9, 3], [8, 0], &["products=matmul", "loads=narrow"]),
     (
         [33, 4],
@@ -107,6 +107,20 @@ fn products_of_heads(ty: GgmlType) {
                     for (at, (placed, joined)) in placed.iter().zip(&joined).enumerate() {
                         let is_product = at % (n_out + after) < n_out;
                         assert_eq!(*placed, if is_product { *joined } else { -1.0 });
+                    }
+                    if n_tokens == 1 {
+                        // The same of values that the products convert, without a list of tiles.
+                        let other = RoutingBuffer::new(gpu, [n_heads; 2], 1).unwrap();
+                        let unmade = ActsBuffer::new(gpu, form, n_heads, n_in).unwrap();
+                        let mut own = unmade.rows(n_heads);
+                        own.source = Some(Source {
+                            x: dx.as_slice(),
+                            rows: SourceRows::Heads { start: before },
+                        });
+                        let out = gpu.upload(&vec![-1.0f32; expected.len()]).unwrap();
+                        ops::head_products(gpu, &own, &other.of(1), matrices, out.as_slice())
+                            .unwrap();
+                        assert_eq!(gpu.read(out.as_slice::<f32>()).unwrap(), placed);
                     }
                     joined
                 });

@@ -115,6 +115,7 @@ impl DeviceActs {
             scales: self.scales.as_slice(),
             sums: self.sums.as_slice(),
             half: None,
+            source: None,
         }
     }
 }

@@ -2,11 +2,12 @@
 
 mod heads;
 mod linear;
+mod own;
 
 use std::ops::Range;
 
 use rocmforge_gpu::ops::LatentHeads;
-use rocmforge_gpu::{Variant, Variants};
+use rocmforge_gpu::{Gpu, Variant, ops};
 
 use rocmforge_plan::Weights;
 use rocmforge_plan::{
@@ -16,6 +17,7 @@ use rocmforge_plan::{
 
 pub(crate) use heads::{AttendToHeadsOps, HeadProductsOps, LatentQueriesOps};
 pub(crate) use linear::{LinearDecodeOps, LinearInputsOps};
+pub(crate) use own::Own;
 
 /// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -157,6 +159,8 @@ pub(crate) struct Segment {
     pub(crate) stages: Vec<Stage>,
     /// The same for steps whose latent attention is that to keys and values of heads.
     pub(crate) stages_to_heads: Vec<Stage>,
+    /// What steps of one token leave to products, in order.
+    pub(crate) own: Vec<Own>,
 }
 
 /// Returns the heads of latent attention, if all layers that have it have the same.
@@ -170,15 +174,15 @@ pub(crate) fn latent_heads(plan: &Plan, segments: &[Segment]) -> Option<LatentHe
     all.all(|other| other == first).then_some(first)
 }
 
-/// Returns the segments of `part`, in order, with fused stages where `variants` allow.
-pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -> Vec<Segment> {
+/// Returns the segments of `part`, in order, with fused stages where the variants of `gpu` allow.
+pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Segment> {
     let plan = &part.plan;
     let segments = part.segments.iter().map(|ops| {
         let mut stages = Vec::new();
         let mut at = ops.start;
         while at < ops.end {
             let range = at..ops.end;
-            let with_rope = || match variants.contains(Variant::RopeSeparate) {
+            let with_rope = || match gpu.variants().contains(Variant::RopeSeparate) {
                 true => None,
                 false => rope_kv(plan, weights, range.clone())
                     .map(|ops| Stage::RopeKv { first: at, ops })
@@ -211,6 +215,10 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, variants: Variants) -
         Segment {
             ops: ops.clone(),
             stages_to_heads: to_heads(part, &stages),
+            own: own::conversions(plan, &stages)
+                .into_iter()
+                .filter(|own| ops::converts(gpu, plan.acts[own.out.0 as usize].width))
+                .collect(),
             stages,
         }
     });

@@ -117,7 +117,7 @@ pub(crate) fn weight_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<
 
 /// Returns the most memory for keys and values of the heads of latent attention.
 pub(crate) fn heads_bytes(gpu: &Gpu, part: &PlanPart, weights: &Weights) -> u64 {
-    let segments = compile::segments(part, weights, gpu.variants());
+    let segments = compile::segments(part, weights, gpu);
     let heads = compile::latent_heads(&part.plan, &segments);
     heads.map_or(0, |heads| HeadsMemory::most_bytes(gpu, heads) as u64)
 }

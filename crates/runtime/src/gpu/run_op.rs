@@ -4,11 +4,11 @@ use rocmforge_gpu::ops::{
     self, Conv, ConvPart, ExpertGated, ExpertProduct, Gated, GroupNorm, HeadFactors, HeadNorms,
     LatentHeads, LatentRopeKv, Product, Queries, RopeKv, Rotation, Scores,
 };
-use rocmforge_gpu::{Gpu, GpuError, KvLayer, OutMode, Slice};
+use rocmforge_gpu::{Acts, Gpu, GpuError, KvLayer, OutMode, Slice, Source};
 
 use super::compile::{
     AttendToHeadsOps, ExpertGateOps, HeadProductsOps, LatentQueriesOps, LinearDecodeOps,
-    LinearInputsOps, NormQuantizeOps, RopeKvOps, Stage,
+    LinearInputsOps, NormQuantizeOps, Own, RopeKvOps, Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -26,6 +26,8 @@ pub(crate) struct Launcher<'a> {
     pub(crate) weights: &'a DeviceWeights,
     pub(crate) memory: &'a Memory,
     pub(crate) shape: &'a StepShape,
+    /// What the products of a stage convert themselves.
+    pub(crate) source: Option<(ActsId, Source<'a>)>,
 }
 
 impl<'a> Launcher<'a> {
@@ -54,6 +56,28 @@ impl<'a> Launcher<'a> {
                 let mut indices = stage.ops();
                 indices.try_for_each(|index| self.run_op(&self.plan.ops[index]))
             }
+        }
+    }
+
+    /// Lets the products of a stage convert their activations.
+    pub(crate) fn with_source(self, own: &Own) -> Launcher<'a> {
+        let source = Source {
+            x: self.buffer(own.x),
+            rows: own.rows,
+        };
+        Launcher {
+            source: Some((own.out, source)),
+            ..self
+        }
+    }
+
+    /// The activations that the products of experts or heads take.
+    fn acts(&self, id: ActsId) -> Acts<'a> {
+        let acts = self.memory.acts(id, self.shape);
+        let source = self.source.filter(|(own, _)| *own == id);
+        Acts {
+            source: source.map(|(_, source)| source),
+            ..acts
         }
     }
 
@@ -430,10 +454,7 @@ impl<'a> Launcher<'a> {
                 shared,
                 out,
             } => {
-                let (x, routing) = (
-                    memory.acts(x, self.shape),
-                    memory.routing(routing, self.shape),
-                );
+                let (x, routing) = (self.acts(x), memory.routing(routing, self.shape));
                 let experts = self.experts((Linear { weight, bias }, stack), (scales, shared));
                 ops::expert_products(gpu, &x, &routing, &experts, self.buffer(out))
             }
@@ -466,7 +487,7 @@ impl<'a> Launcher<'a> {
                 n_heads,
                 out,
             } => {
-                let (x, heads) = (memory.acts(x, shape), memory.heads(n_heads, shape));
+                let (x, heads) = (self.acts(x), memory.heads(n_heads, shape));
                 let linear = Linear { weight, bias: None };
                 let stack = ExpertStack::whole(n_heads);
                 let matrices = self.experts((linear, stack), (None, None));
@@ -548,7 +569,7 @@ impl<'a> Launcher<'a> {
             activation: operands.activation,
             out: self.buffer(operands.out),
         };
-        let x = self.memory.acts(operands.x, self.shape);
+        let x = self.acts(operands.x);
         let routing = self.memory.routing(operands.routing, self.shape);
         let scratch = self.buffer(operands.unwritten[1]);
         ops::expert_gated_products(self.gpu, &x, &routing, &gated, scratch)
@@ -597,7 +618,7 @@ impl<'a> Launcher<'a> {
 
     fn head_products(&self, ops: &HeadProductsOps) -> Result<(), GpuError> {
         let Launcher { memory, shape, .. } = *self;
-        let (x, heads) = (memory.acts(ops.x, shape), memory.heads(ops.n_heads, shape));
+        let (x, heads) = (self.acts(ops.x), memory.heads(ops.n_heads, shape));
         let stack = ExpertStack::whole(ops.n_heads);
         let matrices = self.weights.experts(ops.weight, stack);
         ops::head_products(self.gpu, &x, &heads, matrices, self.buffer(ops.out))

@@ -4,7 +4,7 @@
 use rocmforge_gpu::{GpuError, ops};
 
 use super::choices::{Choices, Chooser, Choosing, Logprobs};
-use super::compile::Stage;
+use super::compile::{Segment, Stage};
 use super::run_op::Launcher;
 use super::step::{StepShape, StepToken};
 use super::timed::TimedStep;
@@ -146,7 +146,33 @@ impl GpuBackend {
             weights: &self.weights,
             memory: &self.memory,
             shape,
+            source: None,
         }
+    }
+
+    /// Queues a stage. Products convert their activations themselves where they can.
+    pub(super) fn run_stage(
+        &self,
+        segment: &Segment,
+        stage: &Stage,
+        shape: &StepShape,
+    ) -> Result<(), GpuError> {
+        let launcher = self.launcher(shape);
+        let found = segment
+            .own
+            .binary_search_by_key(&stage.ops().start, |own| own.products);
+        match found {
+            Ok(at) if shape.n_rows == 1 => launcher.with_source(&segment.own[at]).run(stage),
+            _ => launcher.run(stage),
+        }
+    }
+
+    /// Whether products do what the stage does.
+    fn is_left(segment: &Segment, stage: &Stage, shape: &StepShape) -> bool {
+        let found = segment
+            .own
+            .binary_search_by_key(&stage.ops().start, |own| own.conversion);
+        shape.n_rows == 1 && found.is_ok()
     }
 
     /// Whether an operation can be skipped because the step computes no logits.
@@ -165,7 +191,6 @@ impl GpuBackend {
         shape: &StepShape,
         mark: &mut dyn FnMut(StepPart),
     ) -> Result<(), GpuError> {
-        let launcher = self.launcher(shape);
         if segment == 0 {
             self.begin(shape)?;
             mark(StepPart::Begin);
@@ -176,8 +201,9 @@ impl GpuBackend {
             _ => &segment_stages.stages_to_heads,
         };
         for stage in stages {
-            if !self.is_skipped(stage.ops().start, shape) {
-                launcher.run(stage)?;
+            let is_left = GpuBackend::is_left(segment_stages, stage, shape);
+            if !is_left && !self.is_skipped(stage.ops().start, shape) {
+                self.run_stage(segment_stages, stage, shape)?;
                 mark(StepPart::Ops(stage.ops()));
             }
         }

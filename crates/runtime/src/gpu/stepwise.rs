@@ -7,7 +7,7 @@ use rocmforge_cpu::Isa;
 use rocmforge_gpu::{ActFormat, Acts, GpuError, ops};
 
 use super::choices::{Choices, Chooser};
-use super::compile::Stage;
+use super::compile::{Segment, Stage};
 use super::step::{StepShape, StepToken};
 use super::{GpuBackend, NOT_FINITE};
 use crate::cpu::{ActsBuffer, LayerCache};
@@ -19,7 +19,7 @@ use rocmforge_plan::{Batch, InputToken};
 
 impl Stepwise for GpuBackend {
     fn pass(&self, index: usize) -> Pass {
-        let stage = self.stage(index);
+        let (_, stage) = self.stage(index);
         Pass {
             side: Side::Gpu,
             n_ops: stage.ops().len(),
@@ -29,7 +29,7 @@ impl Stepwise for GpuBackend {
 
     fn takes_halves(&self, index: usize, batch: &Batch) -> bool {
         let shape = StepShape::of(batch, Chooser::Best);
-        let mut ops = self.plan.ops[self.stage(index).ops()].iter();
+        let mut ops = self.plan.ops[self.stage(index).1.ops()].iter();
         ops.any(|op| self.is_in_halves(op, &shape))
     }
 
@@ -44,7 +44,8 @@ impl Stepwise for GpuBackend {
         self.memory.step.write(batch, &tokens, &choices, &shape);
         let step = &self.memory.step;
         self.begin(&shape)?;
-        self.launcher(&shape).run(self.stage(index))?;
+        let (segment, stage) = self.stage(index);
+        self.run_stage(segment, stage, &shape)?;
         let (io, none) = (step.io(&shape), step.sampled(&shape).part(0..0));
         ops::end_step(&self.gpu, &io, none, step.results())?;
         Ok(self.gpu.synchronize()?)
@@ -137,10 +138,11 @@ impl GpuBackend {
         self.gpu.write(self.memory.buffer(id, &shape), values)
     }
 
-    /// Returns the stage whose first operation is `index`.
-    fn stage(&self, index: usize) -> &Stage {
-        let mut stages = self.segments.iter().flat_map(|segment| &segment.stages);
-        let stage = stages.find(|stage| stage.ops().start == index);
+    /// Returns the stage whose first operation is `index`, and its segment.
+    fn stage(&self, index: usize) -> (&Segment, &Stage) {
+        let mut stages = { self.segments.iter() }
+            .flat_map(|segment| segment.stages.iter().map(move |stage| (segment, stage)));
+        let stage = stages.find(|(_, stage)| stage.ops().start == index);
         stage.expect("a pass begins at the first operation of a stage")
     }
 

@@ -66,6 +66,7 @@ impl TestActs {
             scales: self.scales.as_slice(),
             sums: self.sums.as_slice(),
             half: None,
+            source: None,
         }
     }
 }

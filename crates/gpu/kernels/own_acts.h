@@ -1,0 +1,44 @@
+// Activations that a block of a product makes for itself, in shared memory, so that they take no launch of their own. They
+// have the bits that quantize_rows and split_heads give them.
+#pragma once
+#include "acts.h"
+#include "jobs.h"
+
+// The values that are converted: row r at x + r * stride.
+struct Source {
+    const float* x;
+    u32 stride;
+    // Whether rows are whole octets, and their addresses multiples of 16.
+    u32 aligned;
+    FIELDS(x, stride, aligned)
+};
+
+struct OwnFew {
+    Few few;
+    Source source;
+    FIELDS(few, source)
+};
+
+// Makes the activations of a row in shared memory of the launch, for weights of format T. All threads of a block of THREADS
+// must call it.
+template <typename T, u32 THREADS> DEV void own_acts(const Source& source, u32 row, Job& job) {
+    DYNAMIC_SHARED(u8, memory);
+    const u32 width = job.w.n_in;
+    const float* x = source.x + (u64)row * source.stride;
+    job.x = memory;
+    const auto make = [&](auto form, const ActsOut& acts) {
+        for (u32 start = 0; start < width; start += THREADS * OCTET) {
+            const u32 at = start + tid() * OCTET;
+            form.put(acts, 0, at, width, source.aligned, load_octet(x, at, width, source.aligned));
+        }
+    };
+    if constexpr (T::FLOAT) {
+        make(FormF32{}, {(float*)memory, nullptr, nullptr, nullptr});
+    } else {
+        float* scales = (float*)(memory + width);
+        i16* sums = (i16*)(scales + width / T::ACT_BLOCK);
+        job.scales = scales, job.sums = sums;
+        make(FormQ8<T::ACT_BLOCK>{}, {nullptr, (i8*)memory, scales, sums});
+    }
+    barrier();
+}

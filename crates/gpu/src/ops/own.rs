@@ -1,0 +1,111 @@
+//! Products of a single token with the matrices of experts or heads that convert its activations themselves, so that the
+//! conversion takes no launch of its own (`kernels/own_acts.h`).
+
+use super::gemv::{THREADS, products};
+use super::jobs::{Few, Work};
+use super::norm::{OCTET, aligned};
+use super::select;
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::kernel::layout;
+use crate::memory::Address;
+use crate::operands::{ActFormat, Acts, Source, SourceRows};
+use crate::variant::Variant;
+
+/// Up to this many values, each block converts a row in less time than a launch takes (measured on an H200).
+const MAX_WIDTH: usize = 2048;
+
+/// Whether products with the matrices of experts or heads convert the activations of a single token themselves, for rows of
+/// `width` values. Then they may have [`Acts::source`], and the conversion need not be launched. They have the same bits.
+pub fn converts(gpu: &Gpu, width: usize) -> bool {
+    let others = [Variant::ActsSeparate, Variant::ProductsMatmul];
+    width <= MAX_WIDTH && !others.iter().any(|&variant| gpu.takes(variant))
+}
+
+/// `OwnFew` in own_acts.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct OwnFew {
+    few: Few,
+    source: RawSource,
+}
+
+layout!(OwnFew { few, source });
+
+/// `Source` in own_acts.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawSource {
+    x: Address,
+    stride: u32,
+    aligned: u32,
+}
+
+layout!(RawSource { x, stride, aligned });
+
+impl RawSource {
+    /// # Panics
+    /// If the source does not have `n_rows` rows of `width` values.
+    fn new(gpu: &Gpu, source: &Source<'_>, n_rows: usize, width: usize) -> RawSource {
+        let Source { x, rows } = *source;
+        let (x, stride) = match rows {
+            SourceRows::One => (x, 0),
+            SourceRows::Each => (x, width),
+            SourceRows::Heads { start } => (x.part(start..x.len()), x.len() / n_rows),
+        };
+        assert!(
+            (n_rows - 1) * stride + width <= x.len(),
+            "the source has all rows"
+        );
+        RawSource {
+            x: x.address(),
+            stride: stride as u32,
+            aligned: match stride.is_multiple_of(OCTET) {
+                true => aligned(gpu, width, &[x.address()]),
+                false => 0,
+            },
+        }
+    }
+}
+
+/// Launches products of one token that convert its activations themselves.
+///
+/// # Panics
+/// If they are not of experts or heads, or of several tokens.
+pub(super) fn launch(gpu: &Gpu, works: &[Work<'_>], source: &Source<'_>) -> Result<(), GpuError> {
+    let first = &works[0];
+    let experts = first.experts.expect("products of experts");
+    assert_eq!(experts.routing.n_tokens, 1, "the activations of one token");
+    let (kernel, waves) = select::own_gemv(gpu, first)?;
+    let (raw, n_blocks) = products(gpu, works, waves);
+    let (n_tiles, tiles) = match source.rows {
+        // In order.
+        SourceRows::Heads { .. } => (experts.routing.n_experts, None),
+        _ => (
+            experts.routing.tiles[0].len(),
+            Some(experts.routing.tiles[0]),
+        ),
+    };
+    let Acts {
+        n_rows,
+        width,
+        form,
+        ..
+    } = first.x;
+    let bytes = match form {
+        ActFormat::F32 => width * size_of::<f32>(),
+        // Codes, a scale for each block, and sums of 16.
+        _ => width + width / form.block_len() * size_of::<f32>() + width / 16 * size_of::<i16>(),
+    };
+    let params = OwnFew {
+        few: Few::new(works, &raw, tiles),
+        source: RawSource::new(gpu, source, n_rows, width),
+    };
+    gpu.launch(
+        kernel,
+        [n_tiles as u32, n_blocks, 1],
+        THREADS,
+        bytes as u32,
+        &params,
+    )
+}
