@@ -441,19 +441,24 @@ fn every_operation_passes_the_check(name: &str, ty: GgmlType, ops: &[&str]) {
 
 test_cases! {
     fused_operations_share_a_launch:
-    qwen3("qwen3", 5, 0),
-    gemma3("gemma3", 5, 0),
-    llama("llama", 3, 0),
-    olmo2("olmo2", 3, 0),
-    mixtral("mixtral", 3, 4),
+    qwen3("qwen3", 5, [0, 0]),
+    gemma3("gemma3", 5, [0, 0]),
+    llama("llama", 3, [0, 0]),
+    olmo2("olmo2", 3, [0, 0]),
+    mixtral("mixtral", 3, [4, 1]),
     // Gate and up are in one tensor, and the sum of the experts has a norm.
-    gemma4_moe("gemma4_moe", 5, 2),
+    gemma4_moe("gemma4_moe", 5, [2, 0]),
 }
 
 /// Counts the launches of fused operations: the norms of query and key heads, both rotations and the append
 /// (`n_together` operations per layer); in mixture-of-experts layers also gate, up and activation, the sum of the experts
-/// and its addition, and the norm before the router and its conversion (`n_of_experts` launches fewer per such layer).
-fn fused_operations_share_a_launch(name: &str, n_together: usize, n_of_experts: usize) {
+/// and its addition, and the norm before the router and its conversion (`n_of_experts` launches fewer per such layer), and
+/// the norm of the next layer (`n_with_next` launches fewer per such layer but the last).
+fn fused_operations_share_a_launch(
+    name: &str,
+    n_together: usize,
+    [n_of_experts, n_with_next]: [usize; 2],
+) {
     let Some(gpu) = test_gpu() else { return };
     let n_passes = |model: &Model, variants: &str| {
         let mut gpu = gpu.clone();
@@ -471,7 +476,8 @@ fn fused_operations_share_a_launch(name: &str, n_together: usize, n_of_experts: 
     let model = short_model(name, GgmlType::Q4_0, 2);
     let ops = model.compiled_plan(Fusion::On).ops;
     let n_mixtures = ops.iter().filter(|op| op.name() == "route").count();
-    let n_ops = ops.len() - n_mixtures * n_of_experts;
+    let n_with_next = n_mixtures.saturating_sub(1) * n_with_next;
+    let n_ops = ops.len() - n_mixtures * n_of_experts - n_with_next;
     let n_saved = model.config.n_layers() * (n_together - 1);
     assert_eq!(n_passes(&model, ""), n_ops - n_saved, "{name}");
     assert_eq!(n_passes(&model, "rope=separate"), n_ops, "{name}");

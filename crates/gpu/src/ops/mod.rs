@@ -69,8 +69,8 @@ pub use rope_kv::{
 };
 pub use routing::{
     ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, MAX_EXPERTS, Router,
-    Routing, RoutingBuffer, SharedWeight, Weighed, check_experts, check_router, combine_experts,
-    quantize_experts, route,
+    Routing, RoutingBuffer, SharedWeight, Weighed, check_experts, check_router, combine_and_norm,
+    combine_experts, quantize_experts, route,
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{

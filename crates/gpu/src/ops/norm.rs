@@ -11,7 +11,7 @@ use crate::operands::{ActFormat, Acts};
 use crate::variant::Variant;
 
 /// Threads of a block that handles one row.
-const BLOCK_THREADS: u32 = 512;
+pub(super) const BLOCK_THREADS: u32 = 512;
 /// Threads and rows of a block that handles several rows, each by a team of 32 threads.
 const TEAM_THREADS: u32 = 256;
 const TEAM_ROWS: u32 = 8;
@@ -41,7 +41,7 @@ layout!(ActsOut {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct NormParams {
+pub(super) struct NormParams {
     x: Address,
     weight: Address,
     bias: Address,
@@ -160,12 +160,26 @@ pub fn rms_norm_quantize(
     normed: Option<Slice<'_, f32>>,
     out: &Acts<'_>,
 ) -> Result<(), GpuError> {
-    let mut norm = Norm::new(x, weight, eps);
-    if let Some(normed) = normed {
-        assert_eq!(normed.len(), x.len(), "normed has the shape of x");
-        norm.normed = normed.address();
-    }
-    norm.launch(gpu, Kind::Rms, out)
+    Norm::of_rows(x, (weight, eps), normed).launch(gpu, Kind::Rms, out)
+}
+
+/// The parameters of [`rms_norm_quantize`] by a block for each row.
+///
+/// # Panics
+/// As [`rms_norm_quantize`].
+pub(super) fn rms_norm_params(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    (weight, eps): (Slice<'_, f32>, f32),
+    normed: Option<Slice<'_, f32>>,
+    out: &Acts<'_>,
+) -> NormParams {
+    Norm::of_rows(x, (weight, eps), normed).params(gpu, out)
+}
+
+/// Whether a block handles each row of `width` values.
+pub(super) fn is_of_block(gpu: &Gpu, width: usize) -> bool {
+    width > MAX_TEAM_WIDTH || gpu.takes(Variant::NormsBlock)
 }
 
 /// `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` on groups of `weight.len()` values.
@@ -222,14 +236,48 @@ impl Norm {
         }
     }
 
-    fn launch(&self, gpu: &Gpu, kind: Kind, out: &Acts<'_>) -> Result<(), GpuError> {
+    fn of_rows(
+        x: Slice<'_, f32>,
+        (weight, eps): (Slice<'_, f32>, f32),
+        normed: Option<Slice<'_, f32>>,
+    ) -> Norm {
+        let mut norm = Norm::new(x, weight, eps);
+        if let Some(normed) = normed {
+            assert_eq!(normed.len(), x.len(), "normed has the shape of x");
+            norm.normed = normed.address();
+        }
+        norm
+    }
+
+    fn params(&self, gpu: &Gpu, out: &Acts<'_>) -> NormParams {
         assert_eq!(
             [self.n_rows, self.width],
             [out.n_rows, out.width],
             "out has the shape of x"
         );
         checked_len(out);
-        let is_team = self.width <= MAX_TEAM_WIDTH && !gpu.takes(Variant::NormsBlock);
+        let pointers = [
+            self.x,
+            self.weight,
+            self.bias,
+            self.normed,
+            out.values.address(),
+        ];
+        NormParams {
+            x: self.x,
+            weight: self.weight,
+            bias: self.bias,
+            normed: self.normed,
+            out: acts_out(out),
+            n_rows: self.n_rows as u32,
+            width: self.width as u32,
+            eps: self.eps,
+            aligned: aligned(gpu, self.width, &pointers),
+        }
+    }
+
+    fn launch(&self, gpu: &Gpu, kind: Kind, out: &Acts<'_>) -> Result<(), GpuError> {
+        let is_team = !is_of_block(gpu, self.width);
         let kernels = &gpu.kernels().norm;
         let kernel = match (kind, out.form, is_team) {
             (Kind::Rms, ActFormat::F32, false) => &kernels.rms_norm_block_f32,
@@ -241,24 +289,7 @@ impl Norm {
             (Kind::Layer, _, false) => &kernels.layer_norm_block_f32,
             (Kind::Layer, _, true) => &kernels.layer_norm_team_f32,
         };
-        let pointers = [
-            self.x,
-            self.weight,
-            self.bias,
-            self.normed,
-            out.values.address(),
-        ];
-        let params = NormParams {
-            x: self.x,
-            weight: self.weight,
-            bias: self.bias,
-            normed: self.normed,
-            out: acts_out(out),
-            n_rows: self.n_rows as u32,
-            width: self.width as u32,
-            eps: self.eps,
-            aligned: aligned(gpu, self.width, &pointers),
-        };
+        let params = self.params(gpu, out);
         let (n_blocks, n_threads) = if is_team {
             (params.n_rows.div_ceil(TEAM_ROWS), TEAM_THREADS)
         } else {

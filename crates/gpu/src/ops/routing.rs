@@ -6,14 +6,16 @@ pub use rocmforge_plan::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::norm::{ActsOut, OCTET, acts_out, aligned};
+use super::norm::{
+    ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned, is_of_block, rms_norm_params,
+    rms_norm_quantize,
+};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Table, kernels, layout};
 use crate::limit::Limit;
 use crate::memory::{Address, Buffer, Slice};
 use crate::operands::{ActFormat, Acts, OutMode};
-use crate::variant::Variant;
 
 /// Threads per block of `route`, of `sort`, and of the kernels that move rows.
 const ROUTE_THREADS: u32 = 256;
@@ -25,6 +27,9 @@ pub const MAX_EXPERTS: usize = 1024;
 
 /// Maximum number of groups of experts: one lane of `route` each.
 const MAX_GROUPS: usize = 32;
+
+/// Up to this many choices of a single token are routed by `route_one`.
+const MAX_ONE_CHOICES: u32 = 32;
 
 /// Up to this many tokens are routed and sorted by one block.
 const MAX_SINGLE_BLOCK_TOKENS: usize = 64;
@@ -313,16 +318,29 @@ const _: () = assert!(size_of::<RouteParams>() == 168);
 const _: () = assert!(size_of::<QuantizeRowsParams>() == 88);
 const _: () = assert!(size_of::<CombineParams>() == 48);
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CombineNormParams {
+    combine: CombineParams,
+    norm: NormParams,
+}
+
+layout!(CombineNormParams { combine, norm });
+
 kernels! {
     struct ExpertsKernels {
         route: RouteParams,
         sort: RouteParams,
         route_sort: RouteParams,
         route_few: RouteParams,
+        route_one: RouteParams,
         quantize_rows_f32: QuantizeRowsParams,
         quantize_rows_q8x32: QuantizeRowsParams,
         quantize_rows_q8x256: QuantizeRowsParams,
         combine: CombineParams,
+        combine_norm_f32: CombineNormParams,
+        combine_norm_q8x32: CombineNormParams,
+        combine_norm_q8x256: CombineNormParams,
     }
 }
 
@@ -395,6 +413,13 @@ pub fn route(
     };
     let kernels = &gpu.kernels().experts;
     let tokens_of_block = ROUTE_THREADS / super::formats::warp_size(gpu) as u32;
+    // Probabilities with a bias need the sum over all experts first.
+    let is_simple = router.groups.is_none()
+        && (router.scores != ExpertScores::Softmax || vectors.bias.is_none());
+    let is_small = params.n_experts <= ROUTE_THREADS && params.n_choices <= MAX_ONE_CHOICES;
+    if n_tokens == 1 && is_simple && is_small {
+        return gpu.launch(&kernels.route_one, [1, 1, 1], ROUTE_THREADS, 0, &params);
+    }
     if params.n_tokens <= tokens_of_block && params.n_tokens * params.n_choices <= ROUTE_THREADS {
         return gpu.launch(&kernels.route_few, [1, 1, 1], ROUTE_THREADS, 0, &params);
     }
@@ -461,31 +486,69 @@ pub fn combine_experts(
     if routing.n_tokens == 0 {
         return Ok(());
     }
-    assert!(
-        out.len().is_multiple_of(routing.n_tokens),
-        "out is not whole rows"
-    );
-    let width = out.len() / routing.n_tokens;
-    assert_eq!(x.len(), routing.max_rows() * width, "one row per choice");
-    let can_quads = width.is_multiple_of(QUAD)
-        && [x.address(), out.address()]
-            .iter()
-            .all(|ptr| ptr.is_aligned_to(16));
-    let params = CombineParams {
-        x: x.address(),
-        rows: routing.rows.address(),
-        weights: match weighed {
-            Weighed::Outputs => routing.weights.address(),
-            Weighed::Inputs => Address::NULL,
-        },
-        out: out.address(),
-        width: width as u32,
-        n_used: routing.n_used as u32,
-        add: u32::from(mode == OutMode::Add),
-        aligned: u32::from(can_quads && !gpu.takes(Variant::LoadsNarrow)),
-    };
-    let n_blocks = width.div_ceil(ROW_THREADS * QUAD);
+    let params = CombineParams::new(gpu, x, (routing, weighed), mode, out);
+    let n_blocks = (params.width as usize).div_ceil(ROW_THREADS * QUAD);
     let grid = [routing.n_tokens as u32, n_blocks as u32, 1];
     let kernel = &gpu.kernels().experts.combine;
     gpu.launch(kernel, grid, ROW_THREADS as u32, 0, &params)
+}
+
+/// [`combine_experts`] that adds to `sum`, then [`rms_norm_quantize`](super::rms_norm_quantize) of it.
+///
+/// # Panics
+/// As both.
+pub fn combine_and_norm(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    experts: (&Routing<'_>, Weighed),
+    sum: Slice<'_, f32>,
+    norm: (Slice<'_, f32>, f32),
+    (normed, out): (Option<Slice<'_, f32>>, &Acts<'_>),
+) -> Result<(), GpuError> {
+    let (weight, eps) = norm;
+    if experts.0.n_tokens == 0 || !is_of_block(gpu, weight.len()) {
+        combine_experts(gpu, x, experts, OutMode::Add, sum)?;
+        return rms_norm_quantize(gpu, sum, weight, eps, normed, out);
+    }
+    let params = CombineNormParams {
+        combine: CombineParams::new(gpu, x, experts, OutMode::Add, sum),
+        norm: rms_norm_params(gpu, sum, norm, normed, out),
+    };
+    let kernels = &gpu.kernels().experts;
+    let kernel = match out.form {
+        ActFormat::F32 => &kernels.combine_norm_f32,
+        ActFormat::Q8x32 => &kernels.combine_norm_q8x32,
+        ActFormat::Q8x256 => &kernels.combine_norm_q8x256,
+    };
+    gpu.launch(kernel, [out.n_rows as u32, 1, 1], BLOCK_THREADS, 0, &params)
+}
+
+impl CombineParams {
+    fn new(
+        gpu: &Gpu,
+        x: Slice<'_, f32>,
+        (routing, weighed): (&Routing<'_>, Weighed),
+        mode: OutMode,
+        out: Slice<'_, f32>,
+    ) -> CombineParams {
+        assert!(
+            out.len().is_multiple_of(routing.n_tokens),
+            "out is not whole rows"
+        );
+        let width = out.len() / routing.n_tokens;
+        assert_eq!(x.len(), routing.max_rows() * width, "one row per choice");
+        CombineParams {
+            x: x.address(),
+            rows: routing.rows.address(),
+            weights: match weighed {
+                Weighed::Outputs => routing.weights.address(),
+                Weighed::Inputs => Address::NULL,
+            },
+            out: out.address(),
+            width: width as u32,
+            n_used: routing.n_used as u32,
+            add: u32::from(mode == OutMode::Add),
+            aligned: aligned(gpu, width, &[x.address(), out.address()]),
+        }
+    }
 }

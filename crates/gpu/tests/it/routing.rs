@@ -14,7 +14,7 @@ use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 const TILE_ROWS: [usize; 3] = [4, 32, 128];
 
 /// `[n_tokens, n_experts, n_used]`, logits, weights, and the index of a padding token.
-const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 9] = {
+const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 13] = {
     use ExpertWeights::{Normalized, Scores};
     [
         ([1, 8, 2], Logits::Random, Normalized, None),
@@ -26,6 +26,10 @@ const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 9] = {
         ([9, 40, 7], Logits::Odd, Normalized, Some(8)),
         ([2, 3, 3], Logits::Odd, Normalized, None),
         ([200, 8, 2], Logits::Crowd, Normalized, None),
+        ([1, 128, 8], Logits::Ties, Scores, None),
+        ([1, 37, 5], Logits::Odd, Normalized, None),
+        ([1, 64, 4], Logits::Random, Normalized, Some(0)),
+        ([1, 300, 33], Logits::Random, Scores, None),
     ]
 };
 
@@ -48,11 +52,11 @@ fn routes_match_reference() {
 #[test]
 fn scores_biases_and_groups_match_reference() {
     use ExpertScores::{Sigmoid, Softmax, SqrtSoftplus};
-    let shapes = [[3, 8, 2], [70, 64, 6], [2, 256, 8], [9, 60, 4]];
+    let shapes = [[3, 8, 2], [70, 64, 6], [1, 256, 8], [9, 60, 4], [1, 60, 7]];
     for gpu in common::gpus() {
-        for i in 0..24 {
+        for i in 0..30 {
             let random = &mut Random(i as u64);
-            let shape = shapes[i % 4];
+            let shape = shapes[i % 5];
             let mut step = Step::new(shape, Logits::Random, random);
             step.router.scores = [Softmax, Sigmoid, SqrtSoftplus][i % 3];
             step.router.weights = [ExpertWeights::Scores, ExpertWeights::Normalized][i / 3 % 2];
@@ -167,6 +171,8 @@ fn gathers_and_combines_rows() {
             (ActFormat::F32, 97),
             (ActFormat::Q8x32, 2080),
             (ActFormat::Q8x256, 768),
+            // More than a block keeps in registers.
+            (ActFormat::Q8x256, 4352),
         ]
         .into_iter()
         .enumerate()
@@ -250,6 +256,27 @@ fn gathers_and_combines_rows() {
                     assert!(error <= 1e-6, "{what} {mode:?}: {found}, not {expected}");
                 }
             }
+
+            // The norm of the sum in the same launch gives the same bits.
+            let weight = gpu.upload(&random.values(width)).unwrap();
+            let norm = (weight.as_slice::<f32>(), 1e-5);
+            let run = |in_one: bool| {
+                let sum = gpu.upload(&before).unwrap();
+                let normed = gpu.alloc::<f32>(n_tokens * width).unwrap();
+                let acts = ActsBuffer::new(&gpu, form, n_tokens, width).unwrap();
+                let (sum, normed, to) = (sum.as_slice(), normed.as_slice(), acts.rows(n_tokens));
+                let experts = (&routing, Weighed::Outputs);
+                let (from, kept) = (from.as_slice(), Some(normed));
+                if in_one {
+                    ops::combine_and_norm(&gpu, from, experts, sum, norm, (kept, &to)).unwrap();
+                } else {
+                    ops::combine_experts(&gpu, from, experts, OutMode::Add, sum).unwrap();
+                    ops::rms_norm_quantize(&gpu, sum, norm.0, norm.1, kept, &to).unwrap();
+                }
+                let floats = [sum, normed].map(|values| gpu.read(values.cast::<u32>()).unwrap());
+                [floats.concat(), bits(&gpu, &acts, n_tokens)].concat()
+            };
+            assert_eq!(any_order(|| run(true)), run(false), "{what}");
         }
     }
 }

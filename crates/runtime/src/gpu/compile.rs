@@ -36,7 +36,7 @@ pub(crate) enum Stage {
     AttendToHeads { first: usize, ops: AttendToHeadsOps },
     /// Gate and up projections of MoE experts, and the gated activation.
     ExpertGate { first: usize, ops: ExpertGateOps },
-    /// The weighted sum of the experts' outputs, added to `out`.
+    /// The weighted sum of the experts' outputs, added to `out`, and maybe the norm of the result.
     CombineAdd {
         first: usize,
         x: BufferId,
@@ -44,6 +44,7 @@ pub(crate) enum Stage {
         /// Holds the sum in the unfused plan; this stage does not write it.
         sum_unwritten: BufferId,
         out: BufferId,
+        norm: Option<NormAfter>,
     },
     /// The factors of linear attention, the convolution before it, and the norms of queries and keys.
     LinearInputs { first: usize, ops: LinearInputsOps },
@@ -59,6 +60,17 @@ pub(crate) struct NormQuantizeOps {
     pub(crate) eps: f32,
     pub(crate) normed: BufferId,
     pub(crate) out: ActsId,
+}
+
+/// The norm of a sum and its conversion, of `n_ops` operations.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct NormAfter {
+    pub(crate) weight: WeightId,
+    pub(crate) eps: f32,
+    /// Receives the normalized values.
+    pub(crate) normed: Option<BufferId>,
+    pub(crate) out: ActsId,
+    pub(crate) n_ops: usize,
 }
 
 /// The operands of [`Stage::RopeKv`].
@@ -115,7 +127,9 @@ impl Stage {
             Stage::LatentQueries { first, .. } => first..first + heads::LATENT_QUERIES,
             Stage::AttendToHeads { first, ops } => first..ops.attention + 4,
             Stage::ExpertGate { first, .. } => first..first + 3,
-            Stage::CombineAdd { first, .. } => first..first + 2,
+            Stage::CombineAdd { first, norm, .. } => {
+                first..first + 2 + norm.map_or(0, |norm| norm.n_ops)
+            }
             Stage::LinearInputs { first, ops } => first..first + ops.n_ops,
             Stage::LinearDecode { first, .. } => first..first + 3,
         }
@@ -198,7 +212,7 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Seg
                 })
                 .or_else(|| norm_quantize(plan, weights, range.clone()))
                 .or_else(|| expert_gate(plan, range.clone()))
-                .or_else(|| combine_add(plan, range.clone()))
+                .or_else(|| combine_add(plan, weights, range.clone()))
                 .or_else(|| {
                     let ops = linear::inputs(plan, weights, range.clone())?;
                     Some(Stage::LinearInputs { first: at, ops })
@@ -347,9 +361,9 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     (is_one && meet && apart && dead == [true; 2]).then_some(Stage::ExpertGate { first, ops })
 }
 
-/// Matches the weighted sum of the experts' outputs when its only use is an addition.
-fn combine_add(plan: &Plan, range: Range<usize>) -> Option<Stage> {
-    let first = range.start;
+/// Matches the weighted sum of the experts' outputs when its only use is an addition, with the norm of the result.
+fn combine_add(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<Stage> {
+    let (first, after) = (range.start, range.start + 2..range.end);
     let &[
         Op::CombineExperts {
             x,
@@ -371,7 +385,42 @@ fn combine_add(plan: &Plan, range: Range<usize>) -> Option<Stage> {
         routing: (routing, weighed),
         sum_unwritten: sum,
         out,
+        norm: norm_after(plan, weights, after, out),
     })
+}
+
+/// Matches the norm of `x` and its conversion.
+fn norm_after(
+    plan: &Plan,
+    weights: &Weights,
+    range: Range<usize>,
+    x: BufferId,
+) -> Option<NormAfter> {
+    if let Some(&Op::NormQuantize {
+        x: read,
+        weight,
+        eps,
+        out,
+    }) = plan.ops[range.clone()].first()
+    {
+        return (read == x).then_some(NormAfter {
+            weight,
+            eps,
+            normed: None,
+            out,
+            n_ops: 1,
+        });
+    }
+    match norm_quantize(plan, weights, range)? {
+        Stage::NormQuantize { ops, .. } if ops.x == x => Some(NormAfter {
+            weight: ops.weight,
+            eps: ops.eps,
+            normed: Some(ops.normed),
+            out: ops.out,
+            n_ops: 2,
+        }),
+        _ => None,
+    }
 }
 
 /// Matches optional norms of query and key heads, equal rotations of both, and the append of those keys to the KV

@@ -8,7 +8,7 @@ use rocmforge_gpu::{Acts, Gpu, GpuError, KvLayer, OutMode, Slice, Source};
 
 use super::compile::{
     AttendToHeadsOps, ExpertGateOps, HeadProductsOps, LatentQueriesOps, LinearDecodeOps,
-    LinearInputsOps, NormQuantizeOps, Own, RopeKvOps, Stage,
+    LinearInputsOps, NormAfter, NormQuantizeOps, Own, RopeKvOps, Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -46,8 +46,15 @@ impl<'a> Launcher<'a> {
             Stage::AttendToHeads { ops, .. } => self.attend_to_heads(ops),
             Stage::ExpertGate { ops, .. } => self.expert_gate(ops),
             Stage::CombineAdd {
-                x, routing, out, ..
-            } => self.combine(*x, *routing, OutMode::Add, *out),
+                x,
+                routing,
+                out,
+                norm,
+                ..
+            } => match norm {
+                Some(norm) => self.combine_and_norm(*x, *routing, *out, norm),
+                None => self.combine(*x, *routing, OutMode::Add, *out),
+            },
             Stage::LinearInputs { ops, .. } => self.linear_inputs(ops),
             Stage::LinearDecode { ops, .. } if self.shape.max_rows_of_seq == 1 => {
                 self.linear_decode(ops)
@@ -586,6 +593,27 @@ impl<'a> Launcher<'a> {
         let (x, out) = (self.buffer(x), self.buffer(out));
         let routing = self.memory.routing(routing, self.shape);
         ops::combine_experts(self.gpu, x, (&routing, weighed), mode, out)
+    }
+
+    /// Adds the weighted sum of the experts' outputs, and normalizes the result.
+    fn combine_and_norm(
+        &self,
+        x: BufferId,
+        (routing, weighed): (RoutingId, Weighed),
+        sum: BufferId,
+        norm: &NormAfter,
+    ) -> Result<(), GpuError> {
+        let routing = self.memory.routing(routing, self.shape);
+        let normed = norm.normed.map(|id| self.buffer(id));
+        let out = self.memory.acts(norm.out, self.shape);
+        ops::combine_and_norm(
+            self.gpu,
+            self.buffer(x),
+            (&routing, weighed),
+            self.buffer(sum),
+            (self.weights.vector(norm.weight), norm.eps),
+            (normed, &out),
+        )
     }
 
     fn rotation(&self, table: RopeId, style: RopeStyle, start: usize) -> Rotation<'a> {

@@ -1,0 +1,74 @@
+// Routing of a single token, without groups of experts: a step waits for it, so each thread has one expert, whose rank is the
+// number of experts that are better. The choice and the weights have the bits that route.h gives them.
+#pragma once
+#include "route.h"
+
+constexpr u32 ROUTE_THREADS = 256;
+// One lane each.
+constexpr u32 MAX_CHOICES = 32;
+
+// Lane k of the wave has choice k.
+DEV void put_choices(const RouteParams& p, Scores& scores, const u32* chosen) {
+    const u32 n = p.n_used;
+    const bool is_routed = lane() < n;
+    const u32 expert = is_routed ? chosen[lane()] : p.n_experts;
+    if (scores.by_logits) scores.max = without_nan(scores.logits[chosen[0]]);
+    const float share = is_routed ? scores.of(expert) : 0.0f;
+    float sum = 0.0f, weight = share;
+    u32 row = 0;
+    for (u32 k = 0; k < n; k++) {
+        sum += shuffle(share, k);
+        row += chosen[k] < expert;
+    }
+    if (p.scores == SOFTMAX && !p.normalized) {
+        scores.total = sum_of_shares(p, scores);
+        weight = is_routed ? scores.of(expert) : 0.0f;
+    }
+    if (!p.normalized) sum = 1.0f;
+    else if (sum < MIN_WEIGHT_SUM) sum = MIN_WEIGHT_SUM;
+    weight = weight / sum * p.scale;
+    if (is_routed && p.expert_scales) weight *= p.expert_scales[expert];
+    if (!is_routed) weight = p.gate ? 1.0f / (1.0f + exp_of(-p.gate[0])) : 1.0f;
+    if (lane() >= p.n_choices) return;
+    p.experts[lane()] = expert;
+    p.weights[lane()] = weight;
+    p.rows[lane()] = row;
+    p.tokens[row] = 0;
+    const ExpertTile tile = {expert, row, 1, p.n_choices};
+#pragma unroll
+    for (u32 kind = 0; kind < N_KINDS; kind++) store16(p.lists[kind].tiles + row, bits<u32x4>(tile));
+}
+
+DEV void route_single(const RouteParams& p) {
+    SHARED(u32, orders, ROUTE_THREADS);
+    SHARED(u32, chosen, MAX_CHOICES);
+    const u32 expert = tid(), known = min_of(expert, p.n_experts - 1);
+    Scores scores = {p, p.logits, 0.0f, 1.0f, !p.bias};
+    const bool is_padding = uniform(p.seq_of_row[0]) == NO_ROW;
+    const u32 order = expert == known ? order_of(without_nan(scores.key(known))) : 0;
+    orders[expert] = order;
+    barrier();
+    u32 rank = 0;
+    for (u32 first = 0; first < p.n_experts; first += 4) {
+        const u32x4 others = load16(orders + first);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) rank += others[i] > order || (others[i] == order && first + i < expert);
+    }
+    if (expert == known && rank < p.n_used) chosen[rank] = expert;
+    barrier();
+    const u32 n_rows = is_padding ? 0 : p.n_choices;
+    if (tid() == 0) *p.n_rows = n_rows;
+    if (wave() == 0) {
+        if (!is_padding) return put_choices(p, scores, chosen);
+        for (u32 k = lane(); k < p.n_choices; k += WARP_SIZE)
+            p.experts[k] = NO_EXPERT, p.weights[k] = 0.0f, p.rows[k] = NO_ROW;
+        return;
+    }
+    const ExpertTile none = {NO_EXPERT, 0, 0, n_rows};
+#pragma unroll
+    for (u32 kind = 0; kind < N_KINDS; kind++) {
+        const TileList& list = p.lists[kind];
+        for (u32 t = n_rows + tid() - WARP_SIZE; t < list.len; t += ROUTE_THREADS - WARP_SIZE)
+            store16(list.tiles + t, bits<u32x4>(none));
+    }
+}
