@@ -340,15 +340,41 @@ template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
     else compute<ROWS, N, false>(job, FirstRows{job.n_rows});
 }
 
-// The same of a single token whose activations each block makes for itself. Without a list of tiles, every expert has one.
-template <u32 ROWS> DEV void gemv_own_tiled(const OwnFew& p) {
+// Products with short rows of weights, each shared by fewer lanes than a wave has, one chunk for each at most. A row's sum
+// has the order of wave_sum(), whose other lanes have zeros.
+template <typename T> DEV void short_products(const OwnFew& p, Job& job, u32 x_row) {
+    const u32 n_lanes = 1u << p.lanes_log, of_wave = WARP_SIZE >> p.lanes_log;
+    const u32 row = (job.block * N_WAVES + wave()) * of_wave + (lane() >> p.lanes_log);
+    const u32 n = div_up(job.w.n_in, T::CHUNK), own = lane() & (n_lanes - 1), chunk = min_of(own, n - 1);
+    const T w = Block<T, Planes>::of(job.w, min_of(row, job.w.n_out - 1)).load(chunk);
     begin();
+    own_acts<T, THREADS>(p.source, x_row, job);
+    const u32 first = 0;
+    float acc[1][1] = {};
+    add_products(job, &w, &first, job.w.n_in, chunk, own < n, AllRows{}, acc);
+    float sum = acc[0][0];
+    for (u32 mask = 1; mask < n_lanes; mask *= 2) sum += shuffle_xor(sum, mask);
+    if (own > 0 || row >= job.w.n_out) return;
+    sum *= job.scale;
+    if (job.bias) sum += job.bias[row];
+    job.out[row] = sum;
+}
+
+// The same of a single token whose activations each block makes for itself. Without a list of tiles, every expert has one, so
+// that a block knows its weights before the kernels before have ended.
+template <u32 ROWS> DEV void gemv_own_tiled(const OwnFew& p) {
     ExpertTile tile = {bid_x(), bid_x(), 1, 0};
-    if (p.few.tiles) tile = tile_at(p.few.tiles, bid_x());
-    if (tile.expert == NO_EXPERT) return;
+    if (p.few.tiles) {
+        begin();
+        tile = tile_at(p.few.tiles, bid_x());
+        if (tile.expert == NO_EXPERT) return;
+    }
     Job job = job_of_tile<ROWS>(p.few, tile);
-    own_acts<FORMAT, THREADS>(p.source, tile.first_row, job);
     job.n_rows = 1;
+    if constexpr (!FORMAT::FLOAT)
+        if (1u << p.lanes_log < WARP_SIZE) return short_products<FORMAT>(p, job, tile.first_row);
+    if (!p.few.tiles) begin();
+    own_acts<FORMAT, THREADS>(p.source, tile.first_row, job);
     compute<ROWS, 1, false>(job, AllRows{});
 }
 

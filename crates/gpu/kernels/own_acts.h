@@ -16,7 +16,11 @@ struct Source {
 struct OwnFew {
     Few few;
     Source source;
-    FIELDS(few, source)
+    // log2 of the lanes that share a row of weights: all of a wave, or of short rows fewer. Then there is no list of tiles, and
+    // the products are not gated.
+    u32 lanes_log;
+    u32 pad;
+    FIELDS(few, source, lanes_log, pad)
 };
 
 // Makes the activations of a row in shared memory of the launch, for weights of format T. All threads of a block of THREADS

@@ -8,10 +8,10 @@ constexpr u32 ROUTE_THREADS = 256;
 constexpr u32 MAX_CHOICES = 32;
 
 // Lane k of the wave has choice k.
-DEV void put_choices(const RouteParams& p, Scores& scores, const u32* chosen) {
+DEV void put_choices(const RouteParams& p, Scores scores, const u32* chosen) {
     const u32 n = p.n_used;
     const bool is_routed = lane() < n;
-    const u32 expert = is_routed ? chosen[lane()] : p.n_experts;
+    const u32 expert = choose_loaded(is_routed, p.n_experts, chosen[lane() % MAX_CHOICES]);
     if (scores.by_logits) scores.max = without_nan(scores.logits[chosen[0]]);
     const float share = is_routed ? scores.of(expert) : 0.0f;
     float sum = 0.0f, weight = share;
@@ -43,7 +43,7 @@ DEV void route_single(const RouteParams& p) {
     SHARED(u32, orders, ROUTE_THREADS);
     SHARED(u32, chosen, MAX_CHOICES);
     const u32 expert = tid(), known = min_of(expert, p.n_experts - 1);
-    Scores scores = {p, p.logits, 0.0f, 1.0f, !p.bias};
+    const Scores scores = {p, p.logits, 0.0f, 1.0f, !p.bias};
     const bool is_padding = uniform(p.seq_of_row[0]) == NO_ROW;
     const u32 order = expert == known ? order_of(without_nan(scores.key(known))) : 0;
     orders[expert] = order;

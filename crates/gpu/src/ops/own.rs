@@ -1,10 +1,11 @@
 //! Products of a single token with the matrices of experts or heads that convert its activations themselves, so that the
 //! conversion takes no launch of its own (`kernels/own_acts.h`).
 
+use super::formats::{n_chunks, warp_size};
 use super::gemv::{THREADS, products};
 use super::jobs::{Few, Work};
 use super::norm::{OCTET, aligned};
-use super::select;
+use super::select::{self, Waves};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::layout;
@@ -28,9 +29,16 @@ pub fn converts(gpu: &Gpu, width: usize) -> bool {
 pub(super) struct OwnFew {
     few: Few,
     source: RawSource,
+    lanes_log: u32,
+    pad: u32,
 }
 
-layout!(OwnFew { few, source });
+layout!(OwnFew {
+    few,
+    source,
+    lanes_log,
+    pad
+});
 
 /// `Source` in own_acts.h.
 #[repr(C)]
@@ -76,7 +84,12 @@ pub(super) fn launch(gpu: &Gpu, works: &[Work<'_>], source: &Source<'_>) -> Resu
     let first = &works[0];
     let experts = first.experts.expect("products of experts");
     assert_eq!(experts.routing.n_tokens, 1, "the activations of one token");
-    let (kernel, waves) = select::own_gemv(gpu, first)?;
+    let (kernel, mut waves) = select::own_gemv(gpu, first)?;
+    let n_lanes = lanes_of_row(gpu, first, source);
+    let n_rows_of_wave = warp_size(gpu) / n_lanes;
+    if n_rows_of_wave > 1 {
+        waves = Waves::of_rows(n_rows_of_wave);
+    }
     let (raw, n_blocks) = products(gpu, works, waves);
     let (n_tiles, tiles) = match source.rows {
         // In order.
@@ -100,6 +113,8 @@ pub(super) fn launch(gpu: &Gpu, works: &[Work<'_>], source: &Source<'_>) -> Resu
     let params = OwnFew {
         few: Few::new(works, &raw, tiles),
         source: RawSource::new(gpu, source, n_rows, width),
+        lanes_log: n_lanes.ilog2(),
+        pad: 0,
     };
     gpu.launch(
         kernel,
@@ -108,4 +123,16 @@ pub(super) fn launch(gpu: &Gpu, works: &[Work<'_>], source: &Source<'_>) -> Resu
         bytes as u32,
         &params,
     )
+}
+
+/// Returns how many lanes share a row of weights: those of a wave, or of heads with short rows as many as it has chunks. On
+/// AMD GPUs all, whose order of additions in a wave is another.
+fn lanes_of_row(gpu: &Gpu, work: &Work<'_>, source: &Source<'_>) -> usize {
+    let n_lanes = n_chunks(work.matrix.ty, work.matrix.n_in).next_power_of_two();
+    let is_of_heads = matches!(source.rows, SourceRows::Heads { .. }) && work.up.is_none();
+    let is_coded = work.x.form != ActFormat::F32;
+    match is_of_heads && is_coded && !gpu.target().starts_with("gfx") {
+        true => n_lanes.min(warp_size(gpu)),
+        false => warp_size(gpu),
+    }
 }

@@ -32,7 +32,11 @@ fn products_of_heads(ty: GgmlType) {
     let f = f.expect("it is a format");
     for gpu in common::gpus_of(ty) {
         let random = &mut Random(f as u64);
-        let n_in = [256, 512][f % 2];
+        // Rows of which a part of a wave has a chunk each, or all of it.
+        let n_in = match ty.block_len() {
+            32 => [192, 512, 1024][f % 3],
+            _ => [256, 512][f % 2],
+        };
         let cases = CASES[..n_cases].iter().enumerate();
         for (i, &([n_tokens, n_heads], [before, after], variants)) in cases {
             let variants = if has_many { variants } else { &[] };
