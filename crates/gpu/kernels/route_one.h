@@ -58,7 +58,7 @@ DEV void route_single(const RouteParams& p) {
     barrier();
     const u32 n_rows = is_padding ? 0 : p.n_choices;
     if (tid() == 0) *p.n_rows = n_rows;
-    if (wave() == 0) {
+    if (uniform(wave()) == 0) {
         if (!is_padding) return put_choices(p, scores, chosen);
         for (u32 k = lane(); k < p.n_choices; k += WARP_SIZE)
             p.experts[k] = NO_EXPERT, p.weights[k] = 0.0f, p.rows[k] = NO_ROW;

@@ -42,8 +42,19 @@ struct Cost {
     parts_us: f64,
 }
 
+impl Cost {
+    const NONE: Cost = Cost {
+        round_us: 0.0,
+        start_us: 0.0,
+        parts_us: 0.0,
+    };
+}
+
 /// In the order of the kernels.
-const COSTS: [Cost; 4] = [
+const COSTS: [Cost; 6] = [
+    // Tiles of few rows are not divided, so that there is no choice.
+    Cost::NONE,
+    Cost::NONE,
     Cost {
         round_us: 0.9,
         start_us: 3.0,
@@ -180,6 +191,8 @@ const _: () = assert!(size_of::<HalfActsParams>() == 56 && size_of::<HalfParams>
 kernels! {
     /// The numbers are the rows of a tile.
     struct GemmHalfKernels {
+        gemm_half_8: HalfParams,
+        gemm_half_16: HalfParams,
         gemm_half_32: HalfParams,
         gemm_half_64: HalfParams,
         gemm_half_128: HalfParams,
@@ -216,7 +229,7 @@ impl Tile {
 pub(crate) struct GemmHalves {
     kernels: GemmHalfKernels,
     /// In the order of the kernels.
-    tiles: OnceLock<[Tile; 4]>,
+    tiles: OnceLock<[Tile; 6]>,
     is_built: OnceLock<bool>,
 }
 
@@ -249,11 +262,18 @@ macro_rules! tile_names {
 }
 
 impl GemmHalves {
-    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 4], GpuError> {
+    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 6], GpuError> {
         if let Some(tiles) = self.tiles.get() {
             return Ok(tiles);
         }
-        let names = tile_names!(gemm_half_32, gemm_half_64, gemm_half_128, gemm_half_256);
+        let names = tile_names!(
+            gemm_half_8,
+            gemm_half_16,
+            gemm_half_32,
+            gemm_half_64,
+            gemm_half_128,
+            gemm_half_256
+        );
         let module = self.kernels.gemm_half_32.module;
         let mut tiles = Vec::with_capacity(names.len());
         for ([rows, outs, threads, shared, round, blocks], cost) in names.into_iter().zip(COSTS) {
@@ -267,7 +287,7 @@ impl GemmHalves {
                 cost,
             });
         }
-        let tiles = <[Tile; 4]>::try_from(tiles)
+        let tiles = <[Tile; 6]>::try_from(tiles)
             .ok()
             .expect("one for each kernel");
         Ok(self.tiles.get_or_init(|| tiles))
@@ -281,8 +301,16 @@ impl GemmHalves {
     ) -> Result<(&Kernel<HalfParams>, Tile, Division), GpuError> {
         let n_rows = works[0].x.n_rows;
         let of = |tile: Tile| (tile, Division::new(gpu, tile, works));
-        let [few, some, many, most] = self.tiles(gpu)?.map(of);
+        let [eight, sixteen, few, some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
+        if works[0].experts.is_none() && n_rows <= sixteen.rows {
+            let (kernel, tile) = match n_rows <= eight.rows {
+                true => (&kernels.gemm_half_8, eight),
+                false => (&kernels.gemm_half_16, sixteen),
+            };
+            return Ok((kernel, tile, Division::whole(tile, works)));
+        }
+        let [few, some, many, most] = [few, some, many, most].map(of);
         if let Some(experts) = works[0].experts {
             let (kernel, (tile, division)) = match kind_of(&experts.routing) {
                 SMALL => (&kernels.gemm_half_32, few),
@@ -411,7 +439,8 @@ fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
 
 /// Whether [`products`](super::products) of these activations with weights of this type round both to f16.
 pub fn takes_halves(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType) -> bool {
-    !select::is_gemv(gpu, x.n_rows) && can_take(gpu, x, ty, None)
+    let can = can_take(gpu, x, ty, None);
+    can && !select::is_gemv(gpu, x.n_rows, can)
 }
 
 /// Whether [`expert_products`](super::expert_products) of these activations with weights of this type round both to f16.
@@ -608,6 +637,16 @@ struct Division {
 }
 
 impl Division {
+    /// A block for each tile.
+    fn whole(tile: Tile, works: &[Work<'_>]) -> Division {
+        let n_tiles = works.iter().map(|work| tile.n_tiles(work)).sum();
+        Division {
+            n_whole: n_tiles,
+            n_blocks: n_tiles,
+            time_us: 0.0,
+        }
+    }
+
     /// For products of the same activations: the faster of whole tiles and of tiles that fill the device evenly.
     fn new(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> Division {
         let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();

@@ -4,7 +4,7 @@ use super::elementwise::gated_activation;
 use super::gemv::MAX_ROWS;
 use super::jobs::{ExpertProduct, Experts, Gated, Product, Work};
 use super::routing::Routing;
-use super::{gemm, gemv, select};
+use super::{gemm, gemv, half, select};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::memory::Slice;
@@ -29,7 +29,7 @@ pub struct ExpertGated<'a> {
 /// If `x` does not have the form or width that a matrix takes, or a bias or output has another shape.
 pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), GpuError> {
     let works: Vec<Work<'_>> = products.iter().map(|p| Work::new(x, p)).collect();
-    if !select::is_gemv(gpu, x.n_rows) {
+    if !is_gemv(gpu, &works) {
         return gemm::launch_each(gpu, &works);
     }
     for first in (0..x.n_rows).step_by(MAX_ROWS) {
@@ -38,6 +38,12 @@ pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(),
         gemv::launch_each(gpu, &parts)?;
     }
     Ok(())
+}
+
+/// Whether dense products of the same activations are GEMVs.
+fn is_gemv(gpu: &Gpu, works: &[Work<'_>]) -> bool {
+    let n_rows = works.first().map_or(0, |work| work.x.n_rows);
+    select::is_gemv(gpu, n_rows, half::memory(gpu, works).is_some())
 }
 
 /// `out = activation(x * gate + biases[0]) * (x * up + biases[1])`, by GEMV or GEMM as [`products`]. `scratch` has
@@ -56,7 +62,7 @@ pub fn gated_products(
     scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     let pair = Work::gate_and_up(x, gated);
-    if !select::is_gemv(gpu, x.n_rows) {
+    if !is_gemv(gpu, &pair) {
         return gated_gemm(gpu, &pair, gated.activation, scratch);
     }
     for first in (0..x.n_rows).step_by(MAX_ROWS) {

@@ -34,9 +34,17 @@ const LARGE_TILE_ROWS: usize = 64;
 /// Enough waves to keep the memory of any GPU busy. Rows of matrices with fewer rows are shared by several waves.
 const ENOUGH_WAVES: usize = 4096;
 
-/// Whether a dense product of this many rows is a GEMV.
-pub(super) fn is_gemv(gpu: &Gpu, n_rows: usize) -> bool {
-    let few = n_rows <= MAX_ROWS && !gpu.takes(Variant::ProductsMatmul);
+/// With f16 activations, dense products of more rows than this are GEMMs: as fast as a GEMV of 4 rows (H200).
+const MAX_ROWS_BESIDE_HALVES: usize = 4;
+
+/// Whether a dense product of this many rows is a GEMV. `halves`: whether GEMM takes the activations as f16.
+pub(super) fn is_gemv(gpu: &Gpu, n_rows: usize, halves: bool) -> bool {
+    let most = if halves {
+        MAX_ROWS_BESIDE_HALVES
+    } else {
+        MAX_ROWS
+    };
+    let few = n_rows <= most && !gpu.takes(Variant::ProductsMatmul);
     few || gpu.takes(Variant::ProductsMatvec)
 }
 

@@ -178,6 +178,8 @@ fn every_tile() {
     for gpu in gpus(ty) {
         for [n_rows, n_in] in [
             [12, 512],
+            [16, 1536],
+            [18, 512],
             [32, 512],
             [64, 256],
             [100, 256],
@@ -189,6 +191,36 @@ fn every_tile() {
         let divides = gpu.with_variants("splits=on".parse().unwrap());
         for [n_rows, n_in] in [[30, 1024], [60, 1024], [100, 1536], [256, 2560]] {
             check(&divides, ty, [n_rows, n_in], [20, 130, 66], Fill::Random);
+        }
+    }
+}
+
+/// A row has the same bits in the company of others, as long as reading the weights limits.
+#[test]
+fn few_rows_have_the_same_bits() {
+    let (ty, [n_out, n_in]) = (GgmlType::Q4_K, [36, 1280]);
+    for gpu in gpus(ty) {
+        let random = &mut Random(1);
+        let x = Activations::new(&gpu, ty, [16, n_in], random);
+        let weights = Weights::new(&gpu, ty, [n_out, n_in], Fill::Random, random);
+        let of_rows = |n_rows: usize| {
+            let out = gpu.alloc::<f32>(n_rows * n_out).unwrap();
+            let acts = x.acts.rows(n_rows);
+            assert!(ops::takes_halves(&gpu, &acts, ty));
+            let product = Product {
+                matrix: weights.packed.matrix(),
+                bias: None,
+                mode: OutMode::Store,
+                out: out.as_slice(),
+            };
+            ops::products(&gpu, &acts, &[product]).unwrap();
+            gpu.read(out.as_slice::<f32>()).unwrap()
+        };
+        let of_all = of_rows(16);
+        let exact = product(&x.exact, &weights.exact, n_in);
+        check_near("16 rows", &of_all, &exact.0, [16, n_out], &exact.1);
+        for n_rows in [5, 8, 9] {
+            assert_eq!(of_rows(n_rows), of_all[..n_rows * n_out], "{n_rows} rows");
         }
     }
 }

@@ -1,25 +1,33 @@
-// GEMM of quantized weights with f16 activations, for each FORMAT (gemm/half.h). The number of a kernel is that of a
-// tile's rows. For few rows, reading the weights limits: more loads are under way.
-#include "gemm/half.h"
+// GEMM of quantized weights with f16 activations, for each FORMAT (gemm/half.h, and of few rows gemm/half_few.h). The number
+// of a kernel is that of a tile's rows. For few rows, reading the weights limits: more loads are under way.
+#include "gemm/half_few.h"
 
 #if defined(GPU_NV)
 #define HALF_KERNEL(NAME) ENTRY(NAME, HalfParams, launch_bounds(NAME##_loop::THREADS, NAME##_loop::BLOCKS))
 #else
 #define HALF_KERNEL(NAME) KERNEL(NAME, HalfParams, NAME##_loop::THREADS)
 #endif
-#define HALF(NAME, ...)                                                                                                \
-    using NAME##_loop = Half<FORMAT, __VA_ARGS__>;                                                                     \
+#define HALF_TILE(NAME)                                                                                                \
     EXPORT_U32(NAME##_tile_rows, NAME##_loop::ROWS)                                                                    \
     EXPORT_U32(NAME##_tile_outs, NAME##_loop::OUTS)                                                                    \
     EXPORT_U32(NAME##_tile_threads, NAME##_loop::THREADS)                                                              \
     EXPORT_U32(NAME##_tile_shared, NAME##_loop::SHARED_BYTES)                                                          \
     EXPORT_U32(NAME##_tile_blocks, NAME##_loop::BLOCKS)                                                                \
-    EXPORT_U32(NAME##_tile_round, NAME##_loop::ROUND)                                                                  \
+    EXPORT_U32(NAME##_tile_round, NAME##_loop::ROUND)
+#define HALF(NAME, ...)                                                                                                \
+    using NAME##_loop = Half<FORMAT, __VA_ARGS__>;                                                                     \
+    HALF_TILE(NAME)                                                                                                    \
     HALF_KERNEL(NAME) {                                                                                                \
         DYNAMIC_SHARED(u8, shared);                                                                                    \
         NAME##_loop(p, shared).run();                                                                                  \
     }
+#define HALF_FEW(NAME, OCTETS)                                                                                         \
+    using NAME##_loop = HalfFew<FORMAT, OCTETS>;                                                                       \
+    HALF_TILE(NAME)                                                                                                    \
+    HALF_KERNEL(NAME) { NAME##_loop(p).run(); }
 
+HALF_FEW(gemm_half_8, 1)
+HALF_FEW(gemm_half_16, 2)
 HALF(gemm_half_32, 32, 4, 4)
 HALF(gemm_half_64, 64, 3, 3)
 HALF(gemm_half_128, 128, 7, 5)
