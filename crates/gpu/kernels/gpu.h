@@ -176,6 +176,8 @@ DEV u32 tid() { return __nvvm_read_ptx_sreg_tid_x(); }
 DEV u32 bid_x() { return __nvvm_read_ptx_sreg_ctaid_x(); }
 DEV u32 bid_y() { return __nvvm_read_ptx_sreg_ctaid_y(); }
 DEV u32 bid_z() { return __nvvm_read_ptx_sreg_ctaid_z(); }
+// The waves of the block, of kernels that leave their number to the launch.
+DEV u32 n_waves() { return __nvvm_read_ptx_sreg_ntid_x() / WARP_SIZE; }
 DEV void barrier(Site = HERE) { __nvvm_bar_sync(0); }
 #else
 DEV void barrier(Site at = HERE) { host::pause(host::State::AtBarrier, at); }

@@ -175,6 +175,7 @@ DEV u32 tid() { return host::number(); }
 DEV u32 bid_x() { return host::here().bid[0]; }
 DEV u32 bid_y() { return host::here().bid[1]; }
 DEV u32 bid_z() { return host::here().bid[2]; }
+DEV u32 n_waves() { return host::here().n_waves; }
 
 #if defined(HOST_RUNTIME)
 namespace host {

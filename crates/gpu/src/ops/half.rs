@@ -42,19 +42,14 @@ struct Cost {
     parts_us: f64,
 }
 
-impl Cost {
-    const NONE: Cost = Cost {
+/// In the order of the kernels.
+const COSTS: [Cost; 5] = [
+    // These tiles are not divided, so that there is no choice.
+    Cost {
         round_us: 0.0,
         start_us: 0.0,
         parts_us: 0.0,
-    };
-}
-
-/// In the order of the kernels.
-const COSTS: [Cost; 6] = [
-    // Tiles of few rows are not divided, so that there is no choice.
-    Cost::NONE,
-    Cost::NONE,
+    },
     Cost {
         round_us: 0.9,
         start_us: 3.0,
@@ -77,9 +72,12 @@ const COSTS: [Cost; 6] = [
     },
 ];
 
-/// Of experts with up to this many rows on average, reading the weights limits: products take small tiles of rows, of
-/// which more are under way.
+/// With up to this many rows, of experts on average, reading the weights limits: products take small tiles, whose weights
+/// come in more places at once (`kernels/gemm/half_few.h`).
 const FEW_ROWS: usize = 16;
+/// Threads of a wave, and the waves of all blocks that keep a processor busy.
+const WARP: usize = 32;
+const BUSY_WAVES: usize = 16;
 /// With up to this many rows, nearly all experts fill one of the smaller tiles, of which two run at once.
 const SOME_ROWS: usize = 40;
 /// The tiles of [`TILE_ROWS`] that products of experts take.
@@ -191,8 +189,7 @@ const _: () = assert!(size_of::<HalfActsParams>() == 56 && size_of::<HalfParams>
 kernels! {
     /// The numbers are the rows of a tile.
     struct GemmHalfKernels {
-        gemm_half_8: HalfParams,
-        gemm_half_16: HalfParams,
+        gemm_half_few: HalfParams,
         gemm_half_32: HalfParams,
         gemm_half_64: HalfParams,
         gemm_half_128: HalfParams,
@@ -229,7 +226,7 @@ impl Tile {
 pub(crate) struct GemmHalves {
     kernels: GemmHalfKernels,
     /// In the order of the kernels.
-    tiles: OnceLock<[Tile; 6]>,
+    tiles: OnceLock<[Tile; 5]>,
     is_built: OnceLock<bool>,
 }
 
@@ -262,13 +259,12 @@ macro_rules! tile_names {
 }
 
 impl GemmHalves {
-    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 6], GpuError> {
+    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 5], GpuError> {
         if let Some(tiles) = self.tiles.get() {
             return Ok(tiles);
         }
         let names = tile_names!(
-            gemm_half_8,
-            gemm_half_16,
+            gemm_half_few,
             gemm_half_32,
             gemm_half_64,
             gemm_half_128,
@@ -287,7 +283,7 @@ impl GemmHalves {
                 cost,
             });
         }
-        let tiles = <[Tile; 6]>::try_from(tiles)
+        let tiles = <[Tile; 5]>::try_from(tiles)
             .ok()
             .expect("one for each kernel");
         Ok(self.tiles.get_or_init(|| tiles))
@@ -301,21 +297,26 @@ impl GemmHalves {
     ) -> Result<(&Kernel<HalfParams>, Tile, Division), GpuError> {
         let n_rows = works[0].x.n_rows;
         let of = |tile: Tile| (tile, Division::new(gpu, tile, works));
-        let [eight, sixteen, few, some, many, most] = *self.tiles(gpu)?;
+        let [least, few, some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
-        if works[0].experts.is_none() && n_rows <= sixteen.rows {
-            let (kernel, tile) = match n_rows <= eight.rows {
-                true => (&kernels.gemm_half_8, eight),
-                false => (&kernels.gemm_half_16, sixteen),
+        let is_few = match works[0].experts {
+            Some(experts) => kind_of(&experts.routing) == SMALL,
+            None => n_rows <= FEW_ROWS,
+        };
+        if is_few {
+            let threads = (WARP * waves_of(gpu, least, works)) as u32;
+            let tile = Tile {
+                threads,
+                shared_bytes: least.shared_bytes / least.threads * threads,
+                ..least
             };
-            return Ok((kernel, tile, Division::whole(tile, works)));
+            return Ok((&kernels.gemm_half_few, tile, Division::whole(tile, works)));
         }
         let [few, some, many, most] = [few, some, many, most].map(of);
         if let Some(experts) = works[0].experts {
-            let (kernel, (tile, division)) = match kind_of(&experts.routing) {
-                SMALL => (&kernels.gemm_half_32, few),
-                _ if experts.routing.has_up_to(SOME_ROWS) => (&kernels.gemm_half_64, some),
-                _ => (&kernels.gemm_half_128, many),
+            let (kernel, (tile, division)) = match experts.routing.has_up_to(SOME_ROWS) {
+                true => (&kernels.gemm_half_64, some),
+                false => (&kernels.gemm_half_128, many),
             };
             return Ok((kernel, tile, division));
         }
@@ -450,7 +451,8 @@ pub fn takes_halves_of_experts(
     routing: &Routing<'_>,
     ty: GgmlType,
 ) -> bool {
-    !select::is_gemv_of_experts(gpu, routing) && can_take(gpu, x, ty, Some(routing))
+    let can = can_take(gpu, x, ty, Some(routing));
+    can && !select::is_gemv_of_experts(gpu, routing, can)
 }
 
 /// Whether GEMM takes these activations as f16.
@@ -567,6 +569,22 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
     gpu.launch(kernel, grid, ACTS_THREADS, 0, &params)
 }
 
+/// Returns how many waves share an output of products of few rows. Waves without rounds would only wait.
+fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
+    const LEAST: usize = 2;
+    if works[0].experts.is_some() {
+        return LEAST;
+    }
+    let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
+    let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
+    let most = (tile.threads as usize / WARP).min(n_rounds);
+    let mut n_waves = LEAST;
+    while n_waves * 2 <= most && n_tiles * n_waves < BUSY_WAVES * gpu.n_compute_units() as usize {
+        n_waves *= 2;
+    }
+    n_waves
+}
+
 /// Launches up to [`FEW`] products of one format.
 fn multiply(
     gpu: &Gpu,
@@ -617,13 +635,8 @@ fn multiply(
         n_stacked: n_stacked as u32,
         products,
     };
-    gpu.launch(
-        kernel,
-        [division.n_blocks as u32, 1, 1],
-        tile.threads,
-        tile.shared_bytes,
-        &params,
-    )
+    let grid = [division.n_blocks as u32, division.n_row_blocks as u32, 1];
+    gpu.launch(kernel, grid, tile.threads, tile.shared_bytes, &params)
 }
 
 /// How tiles are distributed to blocks: how many are computed whole, by one block after the other; blocks share the
@@ -632,17 +645,21 @@ fn multiply(
 struct Division {
     n_whole: usize,
     n_blocks: usize,
+    /// Blocks for each of these: with products of few rows, of tiles of rows.
+    n_row_blocks: usize,
     /// An estimate; of products of experts, 0.
     time_us: f64,
 }
 
 impl Division {
-    /// A block for each tile.
+    /// A block for each tile; of experts, for each tile of outputs.
     fn whole(tile: Tile, works: &[Work<'_>]) -> Division {
         let n_tiles = works.iter().map(|work| tile.n_tiles(work)).sum();
+        let tiles = { works[0].experts }.map(|experts| experts.routing.tiles[SMALL]);
         Division {
             n_whole: n_tiles,
             n_blocks: n_tiles,
+            n_row_blocks: tiles.map_or(1, |tiles| tiles.len()),
             time_us: 0.0,
         }
     }
@@ -658,6 +675,7 @@ impl Division {
             return Division {
                 n_whole: n_tiles,
                 n_blocks: most.min(at_once),
+                n_row_blocks: 1,
                 time_us: 0.0,
             };
         }
@@ -671,6 +689,7 @@ impl Division {
         let whole = Division {
             n_whole: n_tiles,
             n_blocks: n_tiles.min(at_once),
+            n_row_blocks: 1,
             time_us: (n_tiles.div_ceil(n_units) * n_rounds) as f64 * round_us + start_us,
         };
         let rest = n_tiles % at_once;
@@ -686,6 +705,7 @@ impl Division {
         let divided = Division {
             n_whole: n_tiles - rest,
             n_blocks,
+            n_row_blocks: 1,
             time_us: of_block * round_us + start_us + parts_us,
         };
         match divided.time_us < whole.time_us || gpu.takes(Variant::SplitsOn) {

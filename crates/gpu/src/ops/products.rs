@@ -2,7 +2,7 @@
 
 use super::elementwise::gated_activation;
 use super::gemv::MAX_ROWS;
-use super::jobs::{ExpertProduct, Experts, Gated, Product, Work};
+use super::jobs::{ExpertProduct, Gated, Product, Work};
 use super::routing::Routing;
 use super::{gemm, gemv, half, select};
 use crate::error::GpuError;
@@ -40,10 +40,17 @@ pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(),
     Ok(())
 }
 
-/// Whether dense products of the same activations are GEMVs.
+/// Whether products of the same activations are GEMVs.
 fn is_gemv(gpu: &Gpu, works: &[Work<'_>]) -> bool {
-    let n_rows = works.first().map_or(0, |work| work.x.n_rows);
-    select::is_gemv(gpu, n_rows, half::memory(gpu, works).is_some())
+    let halves = half::memory(gpu, works).is_some();
+    match works.first() {
+        Some(Work {
+            experts: Some(experts),
+            ..
+        }) => select::is_gemv_of_experts(gpu, &experts.routing, halves),
+        Some(work) => select::is_gemv(gpu, work.x.n_rows, halves),
+        None => true,
+    }
 }
 
 /// `out = activation(x * gate + biases[0]) * (x * up + biases[1])`, by GEMV or GEMM as [`products`]. `scratch` has
@@ -111,8 +118,7 @@ pub fn head_products(
 
 /// Launches a product of rows that are sorted by expert.
 fn launch_sorted(gpu: &Gpu, work: Work<'_>) -> Result<(), GpuError> {
-    let is_gemv = |experts: &Experts<'_>| select::is_gemv_of_experts(gpu, &experts.routing);
-    match work.experts.as_ref().is_some_and(is_gemv) {
+    match is_gemv(gpu, &[work]) {
         true => gemv::launch(gpu, &[work]),
         false => gemm::launch_each(gpu, &[work]),
     }
@@ -134,7 +140,7 @@ pub fn expert_gated_products(
     scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
     let pair = [0, 1].map(|i| Work::of_experts(x, routing, &gated.sides[i], gated.out));
-    match select::is_gemv_of_experts(gpu, routing) {
+    match is_gemv(gpu, &pair) {
         true => gemv::launch_gated(gpu, &pair, gated.activation),
         false => gated_gemm(gpu, &pair, gated.activation, scratch),
     }

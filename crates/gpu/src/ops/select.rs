@@ -48,9 +48,15 @@ pub(super) fn is_gemv(gpu: &Gpu, n_rows: usize, halves: bool) -> bool {
     few || gpu.takes(Variant::ProductsMatvec)
 }
 
-/// Whether expert products are GEMVs: experts have so few rows that reading the weights dominates.
-pub(super) fn is_gemv_of_experts(gpu: &Gpu, routing: &Routing<'_>) -> bool {
-    let few = routing.n_tokens <= MAX_ROWS || routing.has_up_to(1);
+/// With f16 activations, products of the experts of more tokens than this are GEMMs (H200).
+const MAX_TOKENS_BESIDE_HALVES: usize = 2;
+
+/// Whether expert products are GEMVs: experts have so few rows that reading the weights dominates. `halves` as in [`is_gemv`].
+pub(super) fn is_gemv_of_experts(gpu: &Gpu, routing: &Routing<'_>, halves: bool) -> bool {
+    let few = match halves {
+        true => routing.n_tokens <= MAX_TOKENS_BESIDE_HALVES,
+        false => routing.n_tokens <= MAX_ROWS || routing.has_up_to(1),
+    };
     few && !gpu.takes(Variant::ProductsMatmul) || gpu.takes(Variant::ProductsMatvec)
 }
 

@@ -429,8 +429,10 @@ fn products_of_their_own_activations() {
 }
 
 /// Loads for products in f16: tiles of few rows, of up to 64, of up to 128, and two of up to 64 in one of the list.
-const HALF_LOADS: [([usize; 3], Logits); 4] = [
+const HALF_LOADS: [([usize; 3], Logits); 6] = [
     ([10, 3, 2], Logits::Random),
+    ([12, 6, 2], Logits::Crowd),
+    ([45, 9, 2], Logits::Crowd),
     ([37, 3, 2], Logits::Crowd),
     ([150, 4, 2], Logits::Crowd),
     ([90, 6, 2], Logits::Crowd),

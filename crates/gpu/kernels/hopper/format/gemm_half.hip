@@ -21,13 +21,13 @@
         DYNAMIC_SHARED(u8, shared);                                                                                    \
         NAME##_loop(p, shared).run();                                                                                  \
     }
-#define HALF_FEW(NAME, OCTETS)                                                                                         \
-    using NAME##_loop = HalfFew<FORMAT, OCTETS>;                                                                       \
-    HALF_TILE(NAME)                                                                                                    \
-    HALF_KERNEL(NAME) { NAME##_loop(p).run(); }
 
-HALF_FEW(gemm_half_8, 1)
-HALF_FEW(gemm_half_16, 2)
+using gemm_half_few_loop = HalfFew<FORMAT>;
+HALF_TILE(gemm_half_few)
+HALF_KERNEL(gemm_half_few) {
+    DYNAMIC_SHARED(float, sums);
+    gemm_half_few_loop{p, sums, {}, 0, 0, 0, 0, 0.0f, {}}.run();
+}
 HALF(gemm_half_32, 32, 4, 4)
 HALF(gemm_half_64, 64, 3, 3)
 HALF(gemm_half_128, 128, 7, 5)
