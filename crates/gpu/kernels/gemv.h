@@ -146,7 +146,7 @@ DEV void add_float_products(const Job& job, const T* w, const u32* x_row, u32 n_
 template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some, typename Then>
 DEV void dot_rows(const Job& job, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
                   Some some, Then then, float (&acc)[ROWS][N]) {
-    // About 32 bytes in flight per lane.
+    // Of more chunks in flight, some would be past the end of short rows.
     constexpr u32 LOADS = !ALIGNED || N > 4 || (ROWS == 2 && N == 1 && !T::FLOAT) ? 1 : 2;
     u32 n = div_up(n_in, T::CHUNK);
     for (u32 base = first; base < n; base += step * LOADS) {
@@ -340,28 +340,28 @@ template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
     else compute<ROWS, N, false>(job, FirstRows{job.n_rows});
 }
 
-// Products with short rows of weights, each shared by fewer lanes than a wave has, one chunk for each at most. A row's sum
-// has the order of wave_sum(), whose other lanes have zeros.
+// Products with short rows of weights: fewer lanes than a wave has share a row, and each has at most one chunk. A row's sum has
+// the order of wave_sum(), whose other lanes have zeros.
 template <typename T> DEV void short_products(const OwnFew& p, Job& job, u32 x_row) {
     const u32 n_lanes = 1u << p.lanes_log, of_wave = WARP_SIZE >> p.lanes_log;
     const u32 row = (job.block * N_WAVES + wave()) * of_wave + (lane() >> p.lanes_log);
-    const u32 n = div_up(job.w.n_in, T::CHUNK), own = lane() & (n_lanes - 1), chunk = min_of(own, n - 1);
+    const u32 n = div_up(job.w.n_in, T::CHUNK), place = lane() & (n_lanes - 1), chunk = min_of(place, n - 1);
     const T w = Block<T, Planes>::of(job.w, min_of(row, job.w.n_out - 1)).load(chunk);
     begin();
     own_acts<T, THREADS>(p.source, x_row, job);
     const u32 first = 0;
     float acc[1][1] = {};
-    add_products(job, &w, &first, job.w.n_in, chunk, own < n, AllRows{}, acc);
+    add_products(job, &w, &first, job.w.n_in, chunk, place < n, AllRows{}, acc);
     float sum = acc[0][0];
     for (u32 mask = 1; mask < n_lanes; mask *= 2) sum += shuffle_xor(sum, mask);
-    if (own > 0 || row >= job.w.n_out) return;
+    if (place > 0 || row >= job.w.n_out) return;
     sum *= job.scale;
     if (job.bias) sum += job.bias[row];
     job.out[row] = sum;
 }
 
-// The same of a single token whose activations each block makes for itself. Without a list of tiles, every expert has one, so
-// that a block knows its weights before the kernels before have ended.
+// Products of a single token; each block converts the activations itself. Without a list of tiles, every expert has one row:
+// then a block knows its weights from the start, and loads short rows before the kernels before have ended.
 template <u32 ROWS> DEV void gemv_own_tiled(const OwnFew& p) {
     ExpertTile tile = {bid_x(), bid_x(), 1, 0};
     if (p.few.tiles) {

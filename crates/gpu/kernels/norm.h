@@ -25,8 +25,8 @@ template <u32 N_THREADS> DEV float team_sum(float v, float* part) {
     else return block_reduce<Sum, N_THREADS>(v, part);
 }
 
-// Normalizes one row. `Norm` defines the sums. `part` is shared memory for two sums. Rows past the end are empty. Each octet
-// is first `take(at, end)`, which may compute it and write it to x.
+// Normalizes one row. `Norm` defines the sums. `part` is shared memory for two sums. Rows past the end are empty. At first
+// `take(at, end)` returns each octet; it may compute it and write it to x.
 template <typename Norm, typename Form, u32 N_THREADS, typename Take>
 DEV void norm_row(const NormParams& p, u32 row, u32 thread, float* part, Take take) {
     constexpr u32 STRIDE = N_THREADS * OCTET, HELD = N_THREADS == TEAM ? 2 : 1;

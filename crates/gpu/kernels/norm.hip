@@ -8,8 +8,8 @@
 //
 // One team of threads per row: a block of 512 (`block`), or 32 lanes of a block of 256 (`team`) for short rows such as
 // heads. Each thread loads 8 neighbouring values at a time and keeps one or two such octets in registers. Values of a row
-// beyond these (4096 of a block, 512 of a team) are loaded again for the output: code is short, because a step of one token
-// waits for it to be loaded. Sums are in f32: over a thread's octets, then
+// beyond these (4096 of a block, 512 of a team) are loaded again for the output. The code is kept short, because a step of
+// one token waits until instructions are loaded. Sums are in f32: over a thread's octets, then
 // over the threads in a fixed order.
 // Shared memory: one f32 per wave and sum, at most 128 bytes.
 #include "norm.h"

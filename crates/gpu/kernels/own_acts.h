@@ -1,5 +1,5 @@
 // Activations that a block of a product makes for itself, in shared memory, so that they take no launch of their own. They
-// have the bits that quantize_rows and split_heads give them.
+// have the bits that quantize_rows, quantize and split_heads give them.
 #pragma once
 #include "acts.h"
 #include "jobs.h"
@@ -16,8 +16,8 @@ struct Source {
 struct OwnFew {
     Few few;
     Source source;
-    // log2 of the lanes that share a row of weights: all of a wave, or of short rows fewer. Then there is no list of tiles, and
-    // the products are not gated.
+    // log2 of the lanes that share a row of weights: all of a wave, or of short rows fewer. With fewer, there is no list of
+    // tiles, and the products are not gated.
     u32 lanes_log;
     u32 pad;
     FIELDS(few, source, lanes_log, pad)

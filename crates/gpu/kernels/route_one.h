@@ -1,5 +1,5 @@
-// Routing of a single token, without groups of experts: a step waits for it, so each thread has one expert, whose rank is the
-// number of experts that are better. The choice and the weights have the bits that route.h gives them.
+// Routing of a single token to up to 32 of 256 experts, without groups, and without a bias on a softmax. A step waits for it,
+// so each thread has one expert, whose rank is the number of better ones. The choice and the weights have the bits that route.h gives them.
 #pragma once
 #include "route.h"
 

@@ -242,7 +242,7 @@ impl Gpu {
 
     /// Says that the kernel queued last writes weights. The next one starts after it has ended, because kernels may read
     /// weights while their predecessor runs.
-    pub(crate) fn end_of_weights(&self) {
+    pub(crate) fn wrote_weights(&self) {
         self.inner.writes_weights.store(true, Ordering::Release);
     }
 
@@ -258,11 +258,11 @@ impl Gpu {
         }
         let traced = trace::is_tracing(self).then(Instant::now);
         self.inner.ready()?;
-        let after_weights = self.inner.writes_weights.swap(false, Ordering::AcqRel);
         let function = self.function(kernel)?;
         if shared_bytes > function.shared_bytes.load(Ordering::Acquire) {
             self.allow_shared(kernel, function, shared_bytes)?;
         }
+        let after_weights = self.inner.writes_weights.swap(false, Ordering::AcqRel);
         let launch = Launch {
             function: function.handle,
             grid,

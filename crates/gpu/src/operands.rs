@@ -27,8 +27,8 @@ pub struct Acts<'a> {
     pub sums: Slice<'a, i16>,
     /// Memory for the same as f16, where GEMM may take it so.
     pub half: Option<HalfMemory<'a>>,
-    /// What products with the matrices of experts or heads convert themselves, for steps of one token: see
-    /// [`crate::ops::converts`].
+    /// If set, products of one token with the matrices of experts or heads convert these values instead of reading the
+    /// codes: see [`crate::ops::converts`].
     pub source: Option<Source<'a>>,
 }
 
@@ -42,7 +42,7 @@ pub struct Source<'a> {
 /// Which values of a [`Source`] are a row of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceRows {
-    /// All of it, whichever row.
+    /// Every row is the whole source.
     One,
     /// Row `i` is row `i` of the source.
     Each,

@@ -32,6 +32,8 @@ pub enum Step {
     Prompt,
     /// Decode of one token in each of the two sequences.
     Decode,
+    /// Decode of one token in one of them.
+    Single,
 }
 
 /// The result for one compared operation.

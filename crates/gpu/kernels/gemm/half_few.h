@@ -1,6 +1,6 @@
 // Products of quantized weights with few rows of f16 activations on Hopper, where reading the weights limits: up to 32 rows, of
 // a dense product or of a tile of an expert. Weights become f16 in registers as in half.h, and are multiplied by mma.sync,
-// whose A has the order of a part of wgmma's.
+// whose operand A has the layout of one wave's part of wgmma's A.
 //
 // A block has 16 outputs. Its waves, as many as the launch has, take rounds of 128 values of k in turn; their sums are added in
 // the order of the waves, the same one for any number of rows. The weights of a round come while those of the round before
@@ -12,7 +12,7 @@
 #include "mma.h"
 
 template <typename F> struct HalfFew {
-    // Threads are the most.
+    // THREADS is the most that a launch has.
     static constexpr u32 OCTETS = 4, ROWS = 8 * OCTETS, OUTS = 16, THREADS = 256, ROUND = 128;
     static constexpr u32 SUMS = OUTS * ROWS, SHARED_BYTES = THREADS / WARP_SIZE * SUMS * 4, BLOCKS = 2;
 
@@ -48,7 +48,7 @@ template <typename F> struct HalfFew {
         return true;
     }
 
-    // The weights of a round for the thread's two outputs; past the end, where activations are zeros, any.
+    // The weights of a round for the thread's two outputs; past the end any, since activations there are zeros.
     DEV_MEMBER void load(F (&raw)[2], u32 round) const {
         const u32 chunk = min_of(4 * round + lane() % 4, n_chunks<F>(product.w.n_in) - 1);
 #pragma unroll

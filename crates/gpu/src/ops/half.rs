@@ -1,5 +1,5 @@
-//! GEMM of quantized weights with f16 activations on Hopper's matrix units (`kernels/gemm/half.h`). Weights become f16 in
-//! registers; activations are converted from int8 codes before the products of an operation.
+//! GEMM of quantized weights with f16 activations on Hopper's matrix units (`kernels/gemm/half.h`, and of few rows
+//! `kernels/gemm/half_few.h`). Weights become f16 in registers; activations are converted from int8 codes before the products of an operation.
 
 use std::sync::{Arc, OnceLock};
 
@@ -44,7 +44,7 @@ struct Cost {
 
 /// In the order of the kernels.
 const COSTS: [Cost; 5] = [
-    // These tiles are not divided, so that there is no choice.
+    // Tiles of few rows are never compared with others.
     Cost {
         round_us: 0.0,
         start_us: 0.0,
@@ -72,8 +72,8 @@ const COSTS: [Cost; 5] = [
     },
 ];
 
-/// With up to this many rows, of experts on average, reading the weights limits: products take small tiles, whose weights
-/// come in more places at once (`kernels/gemm/half_few.h`).
+/// With up to this many rows, of experts on average, reading the weights limits: products take small tiles, so that more
+/// blocks load weights at once (`kernels/gemm/half_few.h`).
 const FEW_ROWS: usize = 16;
 /// Threads of a wave, and the waves of all blocks that keep a processor busy.
 const WARP: usize = 32;
@@ -187,7 +187,7 @@ layout!(HalfParams {
 const _: () = assert!(size_of::<HalfActsParams>() == 56 && size_of::<HalfParams>() == 256);
 
 kernels! {
-    /// The numbers are the rows of a tile.
+    /// The numbers are the rows of a tile; that of few rows has up to 32.
     struct GemmHalfKernels {
         gemm_half_few: HalfParams,
         gemm_half_32: HalfParams,
@@ -572,6 +572,9 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
 /// Returns how many waves share an output of products of few rows. Waves without rounds would only wait.
 fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     const LEAST: usize = 2;
+    if gpu.takes(Variant::SplitsOff) {
+        return 1;
+    }
     if works[0].experts.is_some() {
         return LEAST;
     }
@@ -645,7 +648,7 @@ fn multiply(
 struct Division {
     n_whole: usize,
     n_blocks: usize,
-    /// Blocks for each of these: with products of few rows, of tiles of rows.
+    /// Tiles of rows in the second dimension of the grid: 1, except for experts with few rows.
     n_row_blocks: usize,
     /// An estimate; of products of experts, 0.
     time_us: f64,

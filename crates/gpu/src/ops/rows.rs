@@ -177,7 +177,7 @@ pub fn repack(
     let grid = grid(ty, n_rows, n_in);
     let kernel = &gpu.kernels().rows.of(ty)?.repack;
     gpu.launch(kernel, grid, THREADS, 0, &params)?;
-    gpu.end_of_weights();
+    gpu.wrote_weights();
     Ok(())
 }
 

@@ -372,7 +372,11 @@ fn products_of_their_own_activations() {
             // Rows of two rounds of a block, and some that are not whole octets.
             let n_in = if ty == GgmlType::F16 { 2307 } else { 2304 };
             let (n_out, form) = (33, act_format(ty));
-            let step = Step::new([1, 5, 3], Logits::Random, random).with_shared(SharedWeight::One);
+            let is_shared = k % 2 == 0;
+            let mut step = Step::new([1, 5, 3], Logits::Random, random);
+            if is_shared {
+                step = step.with_shared(SharedWeight::One);
+            }
             let shape = [step.n_experts, n_out, n_in];
             // Gate and up of one format are in one launch.
             let of_up = if ty == GgmlType::Q6_K { types[0] } else { ty };
@@ -428,14 +432,15 @@ fn products_of_their_own_activations() {
     }
 }
 
-/// Loads for products in f16: tiles of few rows, of up to 64, of up to 128, and two of up to 64 in one of the list.
+/// Loads for products in f16: tiles of few rows, of up to 64, of up to 128, and two of up to 64 in one of the list; and of few
+/// rows, one tile of up to 16 and one of more.
 const HALF_LOADS: [([usize; 3], Logits); 6] = [
     ([10, 3, 2], Logits::Random),
-    ([12, 6, 2], Logits::Crowd),
-    ([45, 9, 2], Logits::Crowd),
     ([37, 3, 2], Logits::Crowd),
     ([150, 4, 2], Logits::Crowd),
     ([90, 6, 2], Logits::Crowd),
+    ([12, 6, 2], Logits::Crowd),
+    ([45, 9, 2], Logits::Crowd),
 ];
 
 /// Two products of the same activations, rounded to f16, the second one of a matrix with other experts' between. With a

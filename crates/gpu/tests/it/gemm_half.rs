@@ -157,6 +157,7 @@ fn products(ty: GgmlType) {
     let whole = |n_in: usize| n_in.next_multiple_of(ty.block_len());
     for gpu in gpus(ty) {
         check(&gpu, ty, [9, whole(96)], [17, 130, 64], Fill::Random);
+        check(&gpu, ty, [18, whole(96)], [17, 130, 64], Fill::Random);
         check(&gpu, ty, [33, whole(800)], [40, 3, 129], Fill::Random);
     }
 }
@@ -166,7 +167,9 @@ for_each_format!(scales_of_any_size);
 fn scales_of_any_size(ty: GgmlType) {
     for gpu in gpus(ty) {
         for fill in [Fill::Ones, Fill::ZeroScales, Fill::TinyScales] {
-            check(&gpu, ty, [10, 512], [33, 1, 70], fill);
+            for n_rows in [10, 18] {
+                check(&gpu, ty, [n_rows, 512], [33, 1, 70], fill);
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use rocmforge_plan::{ExpertStack, act_format};
 
 /// Tokens, heads, and values of a head before and after those that are multiplied; variants to run as well.
 const CASES: [([usize; 2], [usize; 2], &[&str]); 3] = [
-    ([1, 5], [8, 32], &[]),
+    ([1, 5], [8, 32], &["loads=narrow"]),
     ([9, 3], [8, 0], &["products=matmul", "loads=narrow"]),
     (
         [33, 4],

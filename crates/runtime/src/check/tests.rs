@@ -36,6 +36,8 @@ fn config(isa: Isa) -> EngineConfig {
     }
 }
 
+const STEPS: [Step; 3] = [Step::Prompt, Step::Decode, Step::Single];
+
 #[test]
 fn kernels_of_this_machine_pass() {
     let model = model();
@@ -48,11 +50,11 @@ fn kernels_of_this_machine_pass() {
         };
         let report = check(&model, &config, &tokens(), 40, Coverage::Distinct).unwrap();
         let plan = model.compiled_plan(fusion);
-        assert_eq!(report.n_ops, 2 * plan.ops.len());
+        assert_eq!(report.n_ops, 3 * plan.ops.len());
         let failures: Vec<&OpCheck> = report.failures().collect();
         assert!(failures.is_empty(), "{isa}: {failures:#?}");
-        // Every kind of operation of the plan is compared in both steps.
-        for step in [Step::Prompt, Step::Decode] {
+        // Every kind of operation of the plan is compared in each step.
+        for step in STEPS {
             let mut ran: Vec<&str> = plan.ops.iter().map(Op::name).collect();
             let checks = report.checks.iter().filter(|check| check.step == step);
             let mut compared: Vec<&str> = checks.map(|check| check.op).collect();
@@ -194,7 +196,7 @@ fn only_prefill_may_round_quantized_cache_values() {
                 buffers.iter_mut().for_each(|values| nudge(values));
             },
         });
-        let places = [(Step::Prompt, index), (Step::Decode, index)];
+        let places = STEPS.map(|step| (step, index));
         assert_eq!(found, places, "{kv_type:?}");
     }
 }
@@ -265,7 +267,7 @@ fn names_only_the_wrong_operation() {
             Op::Quantize { .. } | Op::KvAppend { .. } => continue,
             _ => |memory| memory.buffers.to_mut().iter_mut().for_each(|b| nudge(b)),
         };
-        let expected = [(Step::Prompt, index), (Step::Decode, index)];
+        let expected = STEPS.map(|step| (step, index));
         assert_eq!(failures(&model, index, harm), expected, "{op:?}");
     }
 }
@@ -301,7 +303,7 @@ fn compares_states() {
         let mut oracle = backend(Isa::Scalar);
         let report = compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All).unwrap();
         let found = report.failures().map(|check| (check.step, check.index));
-        let places = [(Step::Prompt, index), (Step::Decode, index)];
+        let places = STEPS.map(|step| (step, index));
         assert_eq!(found.collect::<Vec<_>>(), places, "{name}");
     }
 }

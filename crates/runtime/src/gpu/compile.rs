@@ -17,7 +17,7 @@ use rocmforge_plan::{
 
 pub(crate) use heads::{AttendToHeadsOps, HeadProductsOps, LatentQueriesOps};
 pub(crate) use linear::{LinearDecodeOps, LinearInputsOps};
-pub(crate) use own::Own;
+pub(crate) use own::OwnConversion;
 
 /// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -158,7 +158,19 @@ impl Stage {
                 ]
             }
             Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
-            Stage::CombineAdd { sum_unwritten, .. } => vec![sum_unwritten],
+            Stage::CombineAdd {
+                sum_unwritten,
+                norm,
+                ..
+            } => {
+                // The normalized values may be where the sum was.
+                let is_written = norm.and_then(|norm| norm.normed) == Some(sum_unwritten);
+                if is_written {
+                    vec![]
+                } else {
+                    vec![sum_unwritten]
+                }
+            }
             Stage::LinearInputs { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
             Stage::LinearDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
         }
@@ -173,8 +185,8 @@ pub(crate) struct Segment {
     pub(crate) stages: Vec<Stage>,
     /// The same for steps whose latent attention is that to keys and values of heads.
     pub(crate) stages_to_heads: Vec<Stage>,
-    /// What steps of one token leave to products, in order.
-    pub(crate) own: Vec<Own>,
+    /// Conversions that steps of one token leave to products, in order.
+    pub(crate) own: Vec<OwnConversion>,
 }
 
 /// Returns the heads of latent attention, if all layers that have it have the same.

@@ -8,7 +8,7 @@ use rocmforge_gpu::{Acts, Gpu, GpuError, KvLayer, OutMode, Slice, Source};
 
 use super::compile::{
     AttendToHeadsOps, ExpertGateOps, HeadProductsOps, LatentQueriesOps, LinearDecodeOps,
-    LinearInputsOps, NormAfter, NormQuantizeOps, Own, RopeKvOps, Stage,
+    LinearInputsOps, NormAfter, NormQuantizeOps, OwnConversion, RopeKvOps, Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -67,7 +67,7 @@ impl<'a> Launcher<'a> {
     }
 
     /// Lets the products of a stage convert their activations.
-    pub(crate) fn with_source(self, own: &Own) -> Launcher<'a> {
+    pub(crate) fn with_source(self, own: &OwnConversion) -> Launcher<'a> {
         let source = Source {
             x: self.buffer(own.x),
             rows: own.rows,

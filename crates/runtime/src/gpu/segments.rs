@@ -167,8 +167,8 @@ impl GpuBackend {
         }
     }
 
-    /// Whether products do what the stage does.
-    fn is_left(segment: &Segment, stage: &Stage, shape: &StepShape) -> bool {
+    /// Whether products convert what this stage would.
+    fn is_done_by_products(segment: &Segment, stage: &Stage, shape: &StepShape) -> bool {
         let found = segment
             .own
             .binary_search_by_key(&stage.ops().start, |own| own.conversion);
@@ -201,8 +201,8 @@ impl GpuBackend {
             _ => &segment_stages.stages_to_heads,
         };
         for stage in stages {
-            let is_left = GpuBackend::is_left(segment_stages, stage, shape);
-            if !is_left && !self.is_skipped(stage.ops().start, shape) {
+            let is_done = GpuBackend::is_done_by_products(segment_stages, stage, shape);
+            if !is_done && !self.is_skipped(stage.ops().start, shape) {
                 self.run_stage(segment_stages, stage, shape)?;
                 mark(StepPart::Ops(stage.ops()));
             }

@@ -6,7 +6,7 @@ use rocmforge_plan::{ActsId, BufferId, Op, Plan, RowsOf};
 
 /// A conversion whose only readers are the products of the next stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Own {
+pub(crate) struct OwnConversion {
     /// The operation that converts, and the first one of the products.
     pub(crate) conversion: usize,
     pub(crate) products: usize,
@@ -16,14 +16,14 @@ pub(crate) struct Own {
 }
 
 /// Returns the conversions of a segment that products can do themselves, in order.
-pub(super) fn conversions(plan: &Plan, stages: &[Stage]) -> Vec<Own> {
+pub(super) fn conversions(plan: &Plan, stages: &[Stage]) -> Vec<OwnConversion> {
     let pairs = stages.windows(2);
     pairs
         .filter_map(|pair| of_pair(plan, &pair[0], &pair[1]))
         .collect()
 }
 
-fn of_pair(plan: &Plan, first: &Stage, next: &Stage) -> Option<Own> {
+fn of_pair(plan: &Plan, first: &Stage, next: &Stage) -> Option<OwnConversion> {
     let &Stage::One(conversion) = first else {
         return None;
     };
@@ -49,7 +49,7 @@ fn of_pair(plan: &Plan, first: &Stage, next: &Stage) -> Option<Own> {
         _ => false,
     };
     let stays = { plan.ops[products.clone()].iter() }.all(|op| !op.writes().contains(&x));
-    (is_read && stays && is_read_no_more(&plan.ops[products.end..], out)).then_some(Own {
+    (is_read && stays && is_read_no_more(&plan.ops[products.end..], out)).then_some(OwnConversion {
         conversion,
         products: products.start,
         x,
