@@ -157,7 +157,7 @@ fn products(ty: GgmlType) {
     let whole = |n_in: usize| n_in.next_multiple_of(ty.block_len());
     for gpu in gpus(ty) {
         check(&gpu, ty, [9, whole(96)], [17, 130, 64], Fill::Random);
-        check(&gpu, ty, [18, whole(96)], [17, 130, 64], Fill::Random);
+        check(&gpu, ty, [18, whole(352)], [17, 130, 64], Fill::Random);
         check(&gpu, ty, [33, whole(800)], [40, 3, 129], Fill::Random);
     }
 }

@@ -410,7 +410,7 @@ fn rejects_devices_that_compute_wrong_results() {
     else {
         panic!("{error}");
     };
-    assert_eq!((*n_failed, first.index), (2, index));
+    assert_eq!((*n_failed, first.index), (STEPS.len(), index));
     let message = error.to_string();
     let facts = [
         "Some GPU (cuda:3)",
