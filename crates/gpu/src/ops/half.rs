@@ -1,5 +1,6 @@
 //! GEMM of quantized weights with f16 activations on Hopper's matrix units (`kernels/gemm/half.h`, and of few rows
-//! `kernels/gemm/half_few.h`). Weights become f16 in registers; activations are converted from int8 codes before the products of an operation.
+//! `kernels/gemm/half_few.h`). Weights become f16 in registers; activations are converted from int8 codes before the
+//! products of an operation.
 
 use std::sync::{Arc, OnceLock};
 
