@@ -2,10 +2,13 @@
 //! `kernels/gemm/half_few.h`). Weights become f16 in registers; activations are converted from int8 codes before the
 //! products of an operation.
 
+mod division;
+
 use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::GgmlType;
 
+use self::division::{COSTS, Cost, Division, WARP, waves_of};
 use super::formats::format_modules;
 use super::gemv::MAX_ROWS;
 use super::jobs::{FEW, Work, address};
@@ -30,55 +33,9 @@ const BLOCK: usize = 128;
 const PART: usize = 1024;
 const ACTS_THREADS: u32 = 256;
 
-/// A part of a tile has at least this many rounds.
-const MIN_ROUNDS: usize = 4;
-
-/// What the tiles of a kernel cost: measured on an H200 with Q4_K.
-#[derive(Clone, Copy)]
-struct Cost {
-    round_us: f64,
-    /// Of a launch, beside its rounds.
-    start_us: f64,
-    /// Of writing and reading sums, if tiles are divided.
-    parts_us: f64,
-}
-
-/// In the order of the kernels.
-const COSTS: [Cost; 5] = [
-    // Tiles of few rows are never compared with others.
-    Cost {
-        round_us: 0.0,
-        start_us: 0.0,
-        parts_us: 0.0,
-    },
-    Cost {
-        round_us: 0.9,
-        start_us: 3.0,
-        parts_us: 3.0,
-    },
-    Cost {
-        round_us: 1.0,
-        start_us: 3.0,
-        parts_us: 4.0,
-    },
-    Cost {
-        round_us: 1.0,
-        start_us: 6.0,
-        parts_us: 10.0,
-    },
-    Cost {
-        round_us: 1.2,
-        start_us: 8.0,
-        parts_us: 25.0,
-    },
-];
-
 /// With up to this many rows, of experts on average, reading the weights limits: products take small tiles, so that more
 /// blocks load weights at once (`kernels/gemm/half_few.h`).
 const FEW_ROWS: usize = 16;
-/// Threads of a wave, and the waves of all blocks that keep a processor busy.
-const WARP: usize = 32;
-const BUSY_WAVES: usize = 16;
 /// With up to this many rows, nearly all experts fill one of the smaller tiles, of which two run at once.
 const SOME_ROWS: usize = 40;
 /// The tiles of [`TILE_ROWS`] that products of experts take.
@@ -570,25 +527,6 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
     gpu.launch(kernel, grid, ACTS_THREADS, 0, &params)
 }
 
-/// Returns how many waves share an output of products of few rows. Waves without rounds would only wait.
-fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
-    const LEAST: usize = 2;
-    if gpu.takes(Variant::SplitsOff) {
-        return 1;
-    }
-    if works[0].experts.is_some() {
-        return LEAST;
-    }
-    let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
-    let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
-    let most = (tile.threads as usize / WARP).min(n_rounds);
-    let mut n_waves = LEAST;
-    while n_waves * 2 <= most && n_tiles * n_waves < BUSY_WAVES * gpu.n_compute_units() as usize {
-        n_waves *= 2;
-    }
-    n_waves
-}
-
 /// Launches up to [`FEW`] products of one format.
 fn multiply(
     gpu: &Gpu,
@@ -641,80 +579,4 @@ fn multiply(
     };
     let grid = [division.n_blocks as u32, division.n_row_blocks as u32, 1];
     gpu.launch(kernel, grid, tile.threads, tile.shared_bytes, &params)
-}
-
-/// How tiles are distributed to blocks: how many are computed whole, by one block after the other; blocks share the
-/// others.
-#[derive(Clone, Copy)]
-struct Division {
-    n_whole: usize,
-    n_blocks: usize,
-    /// Tiles of rows in the second dimension of the grid: 1, except for experts with few rows.
-    n_row_blocks: usize,
-    /// An estimate; of products of experts, 0.
-    time_us: f64,
-}
-
-impl Division {
-    /// A block for each tile; of experts, for each tile of outputs.
-    fn whole(tile: Tile, works: &[Work<'_>]) -> Division {
-        let n_tiles = works.iter().map(|work| tile.n_tiles(work)).sum();
-        let tiles = { works[0].experts }.map(|experts| experts.routing.tiles[SMALL]);
-        Division {
-            n_whole: n_tiles,
-            n_blocks: n_tiles,
-            n_row_blocks: tiles.map_or(1, |tiles| tiles.len()),
-            time_us: 0.0,
-        }
-    }
-
-    /// For products of the same activations: the faster of whole tiles and of tiles that fill the device evenly.
-    fn new(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> Division {
-        let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
-        let n_units = gpu.n_compute_units() as usize;
-        let at_once = n_units * tile.blocks;
-        if let Some(experts) = &works[0].experts {
-            // The device knows how many tiles of rows there are.
-            let most = n_tiles * experts.routing.tiles[kind_of(&experts.routing)].len();
-            return Division {
-                n_whole: n_tiles,
-                n_blocks: most.min(at_once),
-                n_row_blocks: 1,
-                time_us: 0.0,
-            };
-        }
-        let Cost {
-            round_us,
-            start_us,
-            parts_us,
-        } = tile.cost;
-        let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
-        // Blocks of a processor take turns.
-        let whole = Division {
-            n_whole: n_tiles,
-            n_blocks: n_tiles.min(at_once),
-            n_row_blocks: 1,
-            time_us: (n_tiles.div_ceil(n_units) * n_rounds) as f64 * round_us + start_us,
-        };
-        let rest = n_tiles % at_once;
-        let most = rest * n_rounds / MIN_ROUNDS;
-        let n_blocks = match n_tiles < at_once {
-            true => most.min(at_once),
-            false => at_once,
-        };
-        if n_blocks <= rest || most < n_blocks || gpu.takes(Variant::SplitsOff) {
-            return whole;
-        }
-        let of_block = (n_tiles * n_rounds) as f64 / n_blocks.min(n_units) as f64;
-        let divided = Division {
-            n_whole: n_tiles - rest,
-            n_blocks,
-            n_row_blocks: 1,
-            time_us: of_block * round_us + start_us + parts_us,
-        };
-        match divided.time_us < whole.time_us || gpu.takes(Variant::SplitsOn) {
-            true => divided,
-            false => whole,
-        }
-    }
 }

@@ -1,0 +1,147 @@
+//! How the tiles of a product are distributed to blocks, by what they cost.
+
+use super::{SMALL, Tile, Work, kind_of};
+use crate::gpu::Gpu;
+use crate::variant::Variant;
+
+/// A part of a tile has at least this many rounds.
+const MIN_ROUNDS: usize = 4;
+
+/// What the tiles of a kernel cost: measured on an H200 with Q4_K.
+#[derive(Clone, Copy)]
+pub(super) struct Cost {
+    round_us: f64,
+    /// Of a launch, beside its rounds.
+    start_us: f64,
+    /// Of writing and reading sums, if tiles are divided.
+    parts_us: f64,
+}
+
+/// In the order of the kernels.
+pub(super) const COSTS: [Cost; 5] = [
+    // Tiles of few rows are never compared with others.
+    Cost {
+        round_us: 0.0,
+        start_us: 0.0,
+        parts_us: 0.0,
+    },
+    Cost {
+        round_us: 0.9,
+        start_us: 3.0,
+        parts_us: 3.0,
+    },
+    Cost {
+        round_us: 1.0,
+        start_us: 3.0,
+        parts_us: 4.0,
+    },
+    Cost {
+        round_us: 1.0,
+        start_us: 6.0,
+        parts_us: 10.0,
+    },
+    Cost {
+        round_us: 1.2,
+        start_us: 8.0,
+        parts_us: 25.0,
+    },
+];
+
+/// Threads of a wave, and the waves of all blocks that keep a processor busy.
+pub(super) const WARP: usize = 32;
+const BUSY_WAVES: usize = 16;
+
+/// Returns how many waves share an output of products of few rows. Waves without rounds would only wait.
+pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
+    const LEAST: usize = 2;
+    if gpu.takes(Variant::SplitsOff) {
+        return 1;
+    }
+    if works[0].experts.is_some() {
+        return LEAST;
+    }
+    let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
+    let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
+    let most = (tile.threads as usize / WARP).min(n_rounds);
+    let mut n_waves = LEAST;
+    while n_waves * 2 <= most && n_tiles * n_waves < BUSY_WAVES * gpu.n_compute_units() as usize {
+        n_waves *= 2;
+    }
+    n_waves
+}
+
+/// How tiles are distributed to blocks: how many are computed whole, by one block after the other; blocks share the
+/// others.
+#[derive(Clone, Copy)]
+pub(super) struct Division {
+    pub(super) n_whole: usize,
+    pub(super) n_blocks: usize,
+    /// Tiles of rows in the second dimension of the grid: 1, except for experts with few rows.
+    pub(super) n_row_blocks: usize,
+    /// An estimate; of products of experts, 0.
+    pub(super) time_us: f64,
+}
+
+impl Division {
+    /// A block for each tile; of experts, for each tile of outputs.
+    pub(super) fn whole(tile: Tile, works: &[Work<'_>]) -> Division {
+        let n_tiles = works.iter().map(|work| tile.n_tiles(work)).sum();
+        let tiles = { works[0].experts }.map(|experts| experts.routing.tiles[SMALL]);
+        Division {
+            n_whole: n_tiles,
+            n_blocks: n_tiles,
+            n_row_blocks: tiles.map_or(1, |tiles| tiles.len()),
+            time_us: 0.0,
+        }
+    }
+
+    /// For products of the same activations: the faster of whole tiles and of tiles that fill the device evenly.
+    pub(super) fn new(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> Division {
+        let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
+        let n_units = gpu.n_compute_units() as usize;
+        let at_once = n_units * tile.blocks;
+        if let Some(experts) = &works[0].experts {
+            // The device knows how many tiles of rows there are.
+            let most = n_tiles * experts.routing.tiles[kind_of(&experts.routing)].len();
+            return Division {
+                n_whole: n_tiles,
+                n_blocks: most.min(at_once),
+                n_row_blocks: 1,
+                time_us: 0.0,
+            };
+        }
+        let Cost {
+            round_us,
+            start_us,
+            parts_us,
+        } = tile.cost;
+        let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
+        // Blocks of a processor take turns.
+        let whole = Division {
+            n_whole: n_tiles,
+            n_blocks: n_tiles.min(at_once),
+            n_row_blocks: 1,
+            time_us: (n_tiles.div_ceil(n_units) * n_rounds) as f64 * round_us + start_us,
+        };
+        let rest = n_tiles % at_once;
+        let most = rest * n_rounds / MIN_ROUNDS;
+        let n_blocks = match n_tiles < at_once {
+            true => most.min(at_once),
+            false => at_once,
+        };
+        if n_blocks <= rest || most < n_blocks || gpu.takes(Variant::SplitsOff) {
+            return whole;
+        }
+        let of_block = (n_tiles * n_rounds) as f64 / n_blocks.min(n_units) as f64;
+        let divided = Division {
+            n_whole: n_tiles - rest,
+            n_blocks,
+            n_row_blocks: 1,
+            time_us: of_block * round_us + start_us + parts_us,
+        };
+        match divided.time_us < whole.time_us || gpu.takes(Variant::SplitsOn) {
+            true => divided,
+            false => whole,
+        }
+    }
+}
