@@ -85,7 +85,13 @@ constexpr u32 WARP_SIZE = 32;
         NAME##_body(*(const PARAMS*)params);                                                                           \
     }                                                                                                                  \
     static void NAME##_body(const PARAMS& p)
-#define KERNEL_THAT_BEGINS KERNEL
+#define KERNEL_THAT_BEGINS(NAME, PARAMS, THREADS)                                                                      \
+    DEV void NAME##_whole(const PARAMS& p);                                                                            \
+    KERNEL(NAME, PARAMS, THREADS) {                                                                                    \
+        NAME##_whole(p);                                                                                               \
+        host::check_begun();                                                                                           \
+    }                                                                                                                  \
+    DEV void NAME##_whole(const PARAMS& p)
 // A constant for the host, read from the image.
 #define EXPORT_U32(NAME, VALUE) extern "C" __attribute__((visibility("default"), used)) const u32 NAME = VALUE;
 // All fields of a struct of parameters or of a table's entries, in order; at the end of the struct. A test compares
@@ -156,6 +162,9 @@ struct Site {};
 #endif
 // What each thread of a kernel does before it reads anything but weights, or writes anything.
 DEV void begin() {
+#if defined(GPU_HOST)
+    host::here().fibres[host::number()].n_begun++;
+#endif
     wait_for_predecessor();
     let_successor_start();
 }

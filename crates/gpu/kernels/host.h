@@ -111,6 +111,8 @@ struct Fibre {
     u32 tid;
     // Number of collectives of the wave so far; its parity selects the slots in use.
     u32 n_collectives;
+    // Calls of begin() in this block.
+    u32 n_begun;
 };
 
 struct Wave {
@@ -161,6 +163,8 @@ DEV Block& here() { return *(Block*)((stack_pointer() & ~(uintptr_t)(STACKS_BYTE
 #define RUNTIME __attribute__((visibility("hidden")))
 RUNTIME u64 now();
 RUNTIME void pause(State state, Site site);
+// Called where a thread ends that must have called begin() once.
+RUNTIME void check_begun();
 RUNTIME u64 exchange(u64 value, u32 from, Site site);
 RUNTIME u32 uniform(u32 v, Site site);
 RUNTIME void wave_owns(const void* p, u32 bytes);
@@ -358,8 +362,15 @@ static void start_threads(Block& b) {
         *--top = 0;
         *--top = 0;
         *--top = (u64)&fibre_main;
-        b.fibres[t] = Fibre{top, t, 0};
+        b.fibres[t] = Fibre{top, t, 0, 0};
     }
+}
+
+void check_begun() {
+    Block& b = here();
+    const u32 n = b.fibres[number()].n_begun;
+    b.fibres[number()].n_begun = 0;
+    if (n != 1) fail(b, "thread %u calls begin() %u times, not once", number(), n);
 }
 
 static void run_block(Block& b) {

@@ -51,7 +51,8 @@ pub(super) const COSTS: [Cost; 5] = [
 pub(super) const WARP: usize = 32;
 const BUSY_WAVES: usize = 16;
 
-/// Returns how many waves share an output of products of few rows. Waves without rounds would only wait.
+/// Returns how many waves of a block share the k of an output, for GEMMs of few rows: enough to keep the device busy, and at
+/// most one for each round.
 pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     const LEAST: usize = 2;
     if gpu.takes(Variant::SplitsOff) {
