@@ -23,16 +23,16 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
 
     u8* memory;
 
-    // Begins to copy a chunk; zeros if not `valid`.
+    // Begins to copy a chunk if `any`; zeros if not `valid`.
     struct Begin {
         const Block<F, Planes>& row;
         u32 chunk;
         u8* to;
-        bool valid;
+        bool valid, any;
         template <u32 K, typename P> DEV_MEMBER void on(P&) const {
-            if (lane() % SHARERS<K> > 0) return;
             const u64 at = (u64)row.template field<K>(chunk), from = sizeof(P) < 4 ? at & ~3ull : at;
-            copy<SIZE<P>>(to + OFFSET<K> + tid() / SHARERS<K> * SIZE<P>, (const void*)from, valid);
+            const bool mine = any && lane() % SHARERS<K> == 0;
+            copy<SIZE<P>>(to + OFFSET<K> + tid() / SHARERS<K> * SIZE<P>, (const void*)from, valid, mine);
         }
     };
     // Makes the shared fields of a wave visible to all its lanes.
@@ -56,12 +56,12 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
         }
     };
 
-    // Begins to copy the chunks of a round to a place. end() follows.
-    DEV_MEMBER void begin(const Block<F, Planes> (&rows)[2], u32 place, u32 chunk, bool valid) const {
+    // Begins to copy the chunks of a round, if any, to a place. end() follows.
+    DEV_MEMBER void begin(const Block<F, Planes> (&rows)[2], u32 place, u32 chunk, bool valid, bool any) const {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             F none;
-            none.fields(Begin{rows[i], valid ? chunk : 0, memory + (2 * place + i) * ROW_BYTES, valid});
+            none.fields(Begin{rows[i], valid ? chunk : 0, memory + (2 * place + i) * ROW_BYTES, valid, any});
         }
     }
     // Waits for the round after which DEPTH - 1 others ended, and returns its chunks.
@@ -77,21 +77,26 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
     }
 
 #if defined(GPU_NV)
-    template <u32 BYTES> DEV_MEMBER static void copy(void* to, const void* from, bool valid) {
+    // Without a branch.
+    template <u32 BYTES> DEV_MEMBER static void copy(void* to, const void* from, bool valid, bool any) {
         const u32 at = wgmma::shared_address(to), n = valid ? BYTES : 0;
         if constexpr (BYTES == 16)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(at), "l"(from), "r"(n) : "memory");
-        else
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2; }"
                          :
-                         : "r"(at), "l"(from), "n"(BYTES), "r"(n)
+                         : "r"(at), "l"(from), "r"(n), "r"((u32)any)
+                         : "memory");
+        else
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %4, 0; @p cp.async.ca.shared.global [%0], [%1], %2, %3; }"
+                         :
+                         : "r"(at), "l"(from), "n"(BYTES), "r"(n), "r"((u32)any)
                          : "memory");
     }
     // Ends the copies of a round, if any.
     DEV_MEMBER static void end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
     DEV_MEMBER static void wait() { asm volatile("cp.async.wait_group %0;" : : "n"(DEPTH - 1) : "memory"); }
 #else
-    template <u32 BYTES> DEV_MEMBER static void copy(void* to, const void* from, bool valid) {
+    template <u32 BYTES> DEV_MEMBER static void copy(void* to, const void* from, bool valid, bool any) {
+        if (!any) return;
         if constexpr (BYTES == 16) store16(to, valid ? load16(from) : u32x4{});
         else if constexpr (BYTES == 8) store8(to, valid ? stream8(from) : u32x2{});
         else *(u32*)to = valid ? stream4(from) : 0;

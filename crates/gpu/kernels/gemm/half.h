@@ -10,7 +10,8 @@
 //
 // Of an MoE layer, each block takes tiles of rows of experts, one after the other, whole. All outputs of some rows come
 // before those of the next rows, so that activations are read once. With 128 rows, a tile with few of them multiplies no
-// more than 32 or 64. With 64 rows, the tiles of the list have 128 rows, and are taken in two parts.
+// more than 32 or 64. With 64 rows, the tiles of the list have 128 rows, and are taken in two parts: the second ones after
+// all first ones, so that those that have no rows leave no block without work.
 //
 // Shared memory: SLOTS * PER_SLOT * ROWS * 128 bytes for x; for each round, about 20 KB of weights.
 #pragma once
@@ -124,9 +125,9 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 FILLED = SLOTS - 2 / PER_SLOT;
     static_assert(FILLED >= 2, "copies are under way while a step is multiplied");
 
-    // Rounds [first, end) of a tile.
+    // Rounds [first, end) of a tile; of experts, of a part of it.
     struct Segment {
-        u32 tile, first, end;
+        u32 tile, part, first, end;
     };
     // The rows of a tile: the first one, how many, and where their octets are.
     struct Rows {
@@ -163,18 +164,16 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         Rows rows;
         float scale;
     };
-    // The first row of a tile of experts in its tile of the list.
-    DEV_MEMBER u32 first_row_of(u32 tile) const { return tile / p.n_tiles % PARTS * N; }
-    DEV_MEMBER Place place_of(u32 tile) const {
+    DEV_MEMBER Place place_of(const Segment& s) const {
+        const u32 tile = s.tile;
         const u32 of_rows = p.tiles ? tile % p.n_tiles : tile;
         HalfProduct product = p.products[0];
         if (of_rows >= p.products[1].first_tile) product = p.products[1];
         if (of_rows >= p.products[2].first_tile) product = p.products[2];
         const u32 in_product = of_rows - product.first_tile;
         if (p.tiles) {
-            const u32 at = tile / p.n_tiles / PARTS;
+            const u32 at = tile / p.n_tiles, first = s.part * N;
             const ExpertTile e = tile_at(p.tiles, at);
-            const u32 first = first_row_of(tile);
             product.w.data = matrix_of(e.expert, product.w.data, p.expert_bytes, p.n_stacked, product.shared);
             if (product.bias) product.bias += e.expert * product.w.n_out;
             product.out = moved(product.out, e.expert * p.out_skip);
@@ -188,7 +187,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
 
     // Begins the copies of a segment's weights: those of the first rounds.
     DEV_MEMBER void start(const Segment& s) {
-        const Place at = place_of(s.tile);
+        const Place at = place_of(s);
         const Weights& w = at.product.w;
         n = n_chunks<F>(w.n_in);
         last_round = s.end;
@@ -200,14 +199,14 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     }
     DEV_MEMBER void begin(u32 round, u32 place) const {
         const u32 chunk = 4 * round + lane() % 4;
-        if (round < last_round) coming.begin(rows, place, chunk, chunk < n);
+        coming.begin(rows, place, chunk, chunk < n, round < last_round);
         coming.end();
     }
 
     // Begins the copies of a segment's first steps of x.
     DEV_MEMBER void start_rows(const Segment& s) {
         if (uniform(wave()) > 0) return;
-        const Rows x = place_of(s.tile).rows;
+        const Rows x = place_of(s).rows;
         for (u32 i = 0; i < min_of(FILLED, 2 / PER_SLOT * (s.end - s.first)); i++) fill(s, x, i);
     }
 
@@ -220,6 +219,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         for (u32 e = 0; e < M / 2; e++) sums[e] = 0.0f;
 
         u32 a[2][4][4], before = 0, place = 0;
+        wgmma::Place x_slot = {};
         for (u32 round = s.first; round < s.end; round++) {
             const u32 chunk = 4 * round + lane() % 4;
             begin(round + DEPTH - 1, place == 0 ? DEPTH - 1 : place - 1);
@@ -238,11 +238,10 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
                     a[h][i / 4][i % 4] = scales[row].pair(codes[row][word], word, i % 4 / 2);
                 }
                 const u32 in_slot = h % PER_SLOT, i_slot = (2 * (round - s.first) + h) / PER_SLOT;
-                if (in_slot == 0) ring.wait(at, pass);
-                const u8* x_step = ring.slot(at) + in_slot * STEP_BYTES;
+                if (in_slot == 0) x_slot = wgmma::place(ring.slot(at)), ring.wait(at, pass);
                 wgmma::begin();
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) wgmma::mac(sums, a[h][i], x_step + i * wgmma::ALONG_STEP);
+                for (u32 i = 0; i < 4; i++) wgmma::mac(sums, a[h][i], x_slot, in_slot * STEP_BYTES + i * wgmma::ALONG_STEP);
                 wgmma::end();
                 // The step before is done.
                 wgmma::wait<1>();
@@ -349,7 +348,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
 
     // acc = the product of a segment, divided by 2^-b of its matrix (range.h). Returns 2^(24 + b).
     DEV_MEMBER float multiply(const Segment& s) {
-        const Place at = place_of(s.tile);
+        const Place at = place_of(s);
         const Weights& w = at.product.w;
         const float up = ((const Range*)Block<F, Planes>::end(w, w.data))->up();
         if (MANY && p.tiles && at.rows.n <= 32) multiply<32>(at.rows, s, up);
@@ -361,24 +360,24 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         const bool whole = s.first == 0 && s.end == n_rounds();
         if (!whole && !join_blocks(s)) return;
         // Found again, so that it takes no registers before.
-        const Place at = place_of(s.tile);
+        const Place at = place_of(s);
         store(at, Range::down(up) * at.scale);
     }
 
-    // The next segment of this block: whole tiles, then those that blocks share. `tile` and `round` count what is done.
+    // The next segment of this block: whole tiles, then those that blocks share. `s` is the one before; `tile` and `round`
+    // count what is done.
     DEV_MEMBER bool next(Segment& s, u32& tile, u32& round, u32 end, u32 n_whole) const {
-        for (; tile < n_whole; tile += p.n_blocks) {
-            if (PARTS > 1 && p.tiles) {
-                const ExpertTile of_list = tile_at(p.tiles, tile / p.n_tiles / PARTS);
-                if (first_row_of(tile) >= of_list.n_rows) continue;
-            }
-            s = {tile, 0, n_rounds()};
+        for (;; tile += p.n_blocks) {
+            for (; PARTS > 1 && p.tiles && tile >= n_whole && s.part + 1 < PARTS; tile -= n_whole) s.part++;
+            if (tile >= n_whole) break;
+            if (PARTS > 1 && s.part > 0 && tile_at(p.tiles, tile / p.n_tiles).n_rows <= s.part * N) continue;
+            s = {tile, s.part, 0, n_rounds()};
             tile += p.n_blocks;
             return true;
         }
         if (round >= end) return false;
         const u32 first = round % n_rounds();
-        s = {p.n_whole + round / n_rounds(), first, min_of(n_rounds(), first + end - round)};
+        s = {p.n_whole + round / n_rounds(), 0, first, min_of(n_rounds(), first + end - round)};
         round += s.end - s.first;
         return true;
     }
@@ -386,9 +385,9 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     DEV_MEMBER void run() {
         // Which weights a block takes depends on the kernels before if they are of experts, else not.
         if (p.tiles) wait_for_predecessor();
-        const u32 n_whole = p.tiles ? tile_at(p.tiles, 0).n_tiles * PARTS * p.n_tiles : p.n_whole;
+        const u32 n_whole = p.tiles ? tile_at(p.tiles, 0).n_tiles * p.n_tiles : p.n_whole;
         u32 tile = bid_x(), round = rounds_before(bid_x()), end = rounds_before(bid_x() + 1);
-        Segment s;
+        Segment s = {};
         if (!next(s, tile, round, end, n_whole)) return;
         start(s);
         ring.start(THREADS / WARP_SIZE);
@@ -397,7 +396,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         start_rows(s);
         for (;;) {
             const float up = multiply(s);
-            Segment after;
+            Segment after = s;
             const bool is_last = !next(after, tile, round, end, n_whole);
             // Its weights and rows come while the sums are stored.
             if (!is_last) start(after), start_rows(after);

@@ -29,9 +29,12 @@ DEV void end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); 
 // Waits until at most LATER groups are under way. Until then their operands stay in place.
 template <u32 LATER> DEV void wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(LATER) : "memory"); }
 
-DEV u64 descriptor(const void* b) {
-    return (u64)((shared_address(b) & 0x3ffff) >> 4) | (u64)(ALONG_K >> 4) << 16 | (u64)(ALONG_N >> 4) << 32;
-}
+// Where operands B begin, the same for all lanes of a wave: in uniform registers, from which the units take it.
+struct Place {
+    u32 first;
+};
+DEV Place place(const void* b) { return {shuffle(shared_address(b) / 16 + ((ALONG_K / 16) << 16), 0)}; }
+DEV u64 descriptor(Place b, u32 offset) { return b.first + offset / 16 | (u64)(ALONG_N / 16) << 32; }
 
 #define TEN(T) "%" T "0, %" T "1, %" T "2, %" T "3, %" T "4, %" T "5, %" T "6, %" T "7, %" T "8, %" T "9, "
 #define EIGHT(I)                                                                                                       \
@@ -40,11 +43,11 @@ DEV u64 descriptor(const void* b) {
 #define SIXTEEN(I) EIGHT(I), EIGHT(I + 8)
 #define FOUR_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 #define MAC(N, REGISTERS, A, B, ...)                                                                                   \
-    DEV void mac(float(&c)[N / 2], const u32(&a)[4], const void* b) {                                                  \
+    DEV void mac(float(&c)[N / 2], const u32(&a)[4], Place b, u32 offset) {                                            \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGISTERS "}, {" A "}, " B             \
                      ", 1, 1, 1, 0;"                                                                                   \
                      : __VA_ARGS__                                                                                     \
-                     : FOUR_A, "l"(descriptor(b))                                                                      \
+                     : FOUR_A, "l"(descriptor(b, offset))                                                              \
                      : "memory");                                                                                      \
     }
 MAC(32, TEN("") "%10, %11, %12, %13, %14, %15", "%16, %17, %18, %19", "%20", SIXTEEN(0))
@@ -66,7 +69,13 @@ MAC(256,
 DEV void begin() {}
 DEV void end() {}
 template <u32 LATER> DEV void wait() {}
-template <u32 M> DEV void mac(float (&c)[M], const u32 (&a)[4], const void* b) { host::wgmma_f16<2 * M>(c, a, b); }
+struct Place {
+    const u8* first;
+};
+DEV Place place(const void* b) { return {(const u8*)b}; }
+template <u32 M> DEV void mac(float (&c)[M], const u32 (&a)[4], Place b, u32 offset) {
+    host::wgmma_f16<2 * M>(c, a, b.first + offset);
+}
 #endif
 
 } // namespace wgmma

@@ -43,8 +43,8 @@ template <u32 N, u32 DIM> DEV Operand transposed(const Rows<N, DIM>& rows, u32 k
 
 #if defined(GPU_NV)
 DEV u64 descriptor(const Operand& x) {
-    return (u64)((shared_address(x.memory) + x.offset) >> 4 & 0x3fff) | (u64)(x.panel_bytes >> 4) << 16 |
-           (u64)(EIGHT_ROWS >> 4) << 32 | 1ull << 62;
+    const u32 first = shared_address(x.memory) / 16 + x.offset / 16;
+    return first | (x.panel_bytes / 16) << 16 | (u64)(EIGHT_ROWS / 16 | 1u << 30) << 32;
 }
 
 DEV u8* aligned(u8* p) { return p + (0 - shared_address(p)) % EIGHT_ROWS; }

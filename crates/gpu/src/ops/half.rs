@@ -36,8 +36,8 @@ const ACTS_THREADS: u32 = 256;
 /// With up to this many rows, of experts on average, reading the weights limits: products take small tiles, so that more
 /// blocks load weights at once (`kernels/gemm/half_few.h`).
 const FEW_ROWS: usize = 16;
-/// With up to this many rows, nearly all experts fill one of the smaller tiles, of which two run at once.
-const SOME_ROWS: usize = 40;
+/// With up to this many rows, most experts fill one of the smaller tiles, of which two run at once.
+const SOME_ROWS: usize = 48;
 /// The tiles of [`TILE_ROWS`] that products of experts take.
 const SMALL: usize = 1;
 const LARGE: usize = 2;

@@ -28,7 +28,7 @@ HALF_KERNEL(gemm_half_few) {
     DYNAMIC_SHARED(float, sums);
     gemm_half_few_loop{p, sums, {}, 0, 0, 0, 0, 0.0f, {}}.run();
 }
-HALF(gemm_half_32, 32, 4, 4)
-HALF(gemm_half_64, 64, 3, 3)
+HALF(gemm_half_32, 32, 3, 3)
+HALF(gemm_half_64, 64, 3, 2)
 HALF(gemm_half_128, 128, 7, 5)
 HALF(gemm_half_256, 256, 5, 3)
