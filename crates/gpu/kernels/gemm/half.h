@@ -199,7 +199,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     }
     DEV_MEMBER void begin(u32 round, u32 place) const {
         const u32 chunk = 4 * round + lane() % 4;
-        coming.begin(rows, place, chunk, chunk < n, round < last_round);
+        const bool is_whole = F::LEN % ROUND == 0;
+        coming.begin(rows, place, chunk, is_whole || chunk < n, round < last_round);
         coming.end();
     }
 
@@ -212,8 +213,10 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
 
     // acc = the product of a segment whose weights and rows are on their way, of M rows.
     template <u32 M> DEV_MEMBER void multiply(const Rows& x, const Segment& s, float up) {
-        const u32 n_slots = 2 / PER_SLOT * (s.end - s.first);
-        const bool first_wave = uniform(wave()) == 0;
+        // Slots that the first wave still fills.
+        u32 n_fills = 2 / PER_SLOT * (s.end - s.first);
+        n_fills = uniform(wave()) == 0 && n_fills > FILLED ? n_fills - FILLED : 0;
+        u32 next_fill = FILLED;
         float(&sums)[M / 2] = (float(&)[M / 2]) acc;
 #pragma unroll
         for (u32 e = 0; e < M / 2; e++) sums[e] = 0.0f;
@@ -237,7 +240,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
                     const u32 word = 4 * h + i / 4, row = i % 2;
                     a[h][i / 4][i % 4] = scales[row].pair(codes[row][word], word, i % 4 / 2);
                 }
-                const u32 in_slot = h % PER_SLOT, i_slot = (2 * (round - s.first) + h) / PER_SLOT;
+                const u32 in_slot = h % PER_SLOT;
                 if (in_slot == 0) x_slot = wgmma::place(ring.slot(at)), ring.wait(at, pass);
                 wgmma::begin();
 #pragma unroll
@@ -245,10 +248,10 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
                 wgmma::end();
                 // The step before is done.
                 wgmma::wait<1>();
-                if (in_slot == 0 && i_slot > 0) ring.release(before);
+                if (in_slot == 0 && (h > 0 || round > s.first)) ring.release(before);
                 if (in_slot + 1 < PER_SLOT) continue;
                 before = at;
-                if (first_wave && i_slot + FILLED < n_slots) fill(s, x, i_slot + FILLED);
+                if (n_fills > 0) fill(s, x, next_fill++), n_fills--;
                 if (++at == SLOTS) at = 0, pass++;
             }
         }

@@ -60,7 +60,7 @@ struct ExactShape {
 };
 constexpr ExactShape EXACT[N_ROWS] = {
     {64, 64, 16},
-    {16, 32, 64},
+    {8, 32, 128},
     {32, 32, 32},
 };
 

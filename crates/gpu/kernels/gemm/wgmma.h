@@ -31,10 +31,13 @@ template <u32 LATER> DEV void wait() { asm volatile("wgmma.wait_group.sync.align
 
 // Where operands B begin, the same for all lanes of a wave: in uniform registers, from which the units take it.
 struct Place {
-    u32 first;
+    u64 first;
 };
-DEV Place place(const void* b) { return {shuffle(shared_address(b) / 16 + ((ALONG_K / 16) << 16), 0)}; }
-DEV u64 descriptor(Place b, u32 offset) { return b.first + offset / 16 | (u64)(ALONG_N / 16) << 32; }
+DEV Place place(const void* b) {
+    const u32 first = shuffle(shared_address(b) / 16, 0);
+    return {first | (ALONG_K / 16) << 16 | (u64)(ALONG_N / 16) << 32};
+}
+DEV u64 descriptor(Place b, u32 offset) { return b.first + offset / 16; }
 
 #define TEN(T) "%" T "0, %" T "1, %" T "2, %" T "3, %" T "4, %" T "5, %" T "6, %" T "7, %" T "8, %" T "9, "
 #define EIGHT(I)                                                                                                       \
