@@ -26,7 +26,7 @@ use crate::serving::slot::Offer;
 
 /// Time for the errors of requests after their model has failed.
 const LAST_ERRORS: Duration = Duration::from_secs(2);
-/// Time for the last spans of requests.
+/// Time for the last spans of requests, unless draining has less.
 const MAX_SENDING_TIME: Duration = Duration::from_secs(5);
 
 /// Why there is no server.
@@ -227,7 +227,8 @@ impl Server {
         if let (Some(traces), Some(sending)) = (&self.app.traces, sending) {
             traces.end();
             // A collector that does not answer holds nothing up; what it has not got is lost.
-            let _ = tokio::time::timeout(MAX_SENDING_TIME, sending).await;
+            let most = MAX_SENDING_TIME.min(self.app.control.drain_timeout());
+            let _ = tokio::time::timeout(most, sending).await;
         }
         ended
     }

@@ -42,6 +42,11 @@ impl Control {
         self.keys_file.is_some() || self.tls.is_some()
     }
 
+    /// The configured time for running requests at the end.
+    pub(crate) fn drain_timeout(&self) -> Duration {
+        self.drain_timeout
+    }
+
     /// Refuses new requests, finishes running ones within the configured time, and ends the server.
     pub(crate) async fn drain(&self, lifecycle: &Lifecycle) {
         lifecycle.drain(self.drain_timeout).await;

@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use rocmforge_server::{Collector, Config};
 use serde_json::{Value, json};
@@ -165,4 +166,28 @@ fn a_collector_that_is_away_delays_nobody() {
         .ok();
     server.stop();
     server.join().unwrap();
+}
+
+/// It accepts connections and never answers.
+#[test]
+fn a_collector_that_hangs_holds_up_no_shutdown() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let config = Config {
+        collector: Some(Collector::parse(&url).unwrap()),
+        drain_timeout: Duration::from_millis(200),
+        ..local()
+    };
+    let server = TestServer::start(config, vec![forge_mini(roomy())]);
+    server
+        .post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}))
+        .ok();
+    // The server sends spans, and waits for the answer.
+    let (connection, _) = listener.accept().unwrap();
+    server.stop();
+    let (ended, end) = channel();
+    std::thread::spawn(move || ended.send(server.join()));
+    let hangs = "the server waits for the collector";
+    end.recv_timeout(Duration::from_secs(60)).expect(hangs).unwrap();
+    drop(connection);
 }
