@@ -506,6 +506,11 @@ DEV u64 device_clock() {
 DEV void atomic_min(u64* p, u64 v) { __hip_atomic_fetch_min(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEV void atomic_max(u64* p, u64 v) { __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEV u64 fetch_add(u64* p, u64 v) { return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+// In shared memory.
+DEV u32 fetch_add_shared(u32* p, u32 v) {
+    return __hip_atomic_fetch_add((__attribute__((address_space(3))) u32*)p, v, __ATOMIC_RELAXED,
+                                  __HIP_MEMORY_SCOPE_WORKGROUP);
+}
 #elif defined(GPU_NV)
 DEV u64 device_clock() {
     u64 t;
@@ -519,9 +524,16 @@ DEV u64 fetch_add(u64* p, u64 v) {
     asm volatile("atom.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(p), "l"(v) : "memory");
     return before;
 }
+DEV u32 fetch_add_shared(u32* p, u32 v) {
+    const u64 at = (u64)(__attribute__((address_space(3))) u32*)p;
+    u32 before;
+    asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(v) : "memory");
+    return before;
+}
 #else
 DEV u64 device_clock() { return host::now(); }
 DEV void atomic_min(u64* p, u64 v) { __atomic_fetch_min(p, v, __ATOMIC_RELAXED); }
 DEV void atomic_max(u64* p, u64 v) { __atomic_fetch_max(p, v, __ATOMIC_RELAXED); }
 DEV u64 fetch_add(u64* p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+DEV u32 fetch_add_shared(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 #endif

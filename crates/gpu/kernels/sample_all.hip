@@ -4,14 +4,16 @@
 //
 // Top-p and the draw both look for a key: the first one, best first, at which the weights up to it reach a fraction of
 // their sum. A step launches `best`, then `weigh`, `gather` and `pick` for top-p, then the same three for the draw. All
-// have blocks of 1024 threads, BLOCKS for each row in the first three, since one would take 20 us to read 128,000 logits.
+// have blocks of 1024 threads, up to BLOCKS for each row in the first three, since one would take 20 us to read 128,000
+// logits.
 //
 // best: the best key of each block's slice, and empty bins.
 //
 // weigh: a logit's weight is exp((logit - best) / temperature); its bin follows from its distance to the best one. Bins
-// are sums of fixed-point numbers, so their bits do not depend on the order.
+// are sums of fixed-point numbers, so their bits do not depend on the order. Each block adds up its own first. Shared
+// memory: two words for each bin, 8 KB.
 //
-// gather: the bins say which of them holds the key; lists that bin's keys. Shared memory: 1024 keys.
+// gather: the bins say which of them holds the key; lists that bin's keys in any order. Shared memory: 1024 keys.
 //
 // pick: one block per row sorts these keys and sums up their weights in order. If the bin has more than 1024 keys (many
 // equal logits), the block halves it first, reading the whole row. Shared memory: 1024 keys, 1024 f64 and two words per
@@ -23,12 +25,13 @@
 
 #pragma clang fp contract(off)
 
-// Blocks that share a row.
+// The most blocks that share a row.
 constexpr u32 BLOCKS = 16;
 // Bins of weights; one for each thread.
 constexpr u32 BINS = THREADS;
-// Bins for each step of the temperature: all together reach down to e^-36.
-constexpr float BINS_PER_UNIT = 28.0f;
+// Most of them for the first steps of the temperature, so that few bins have more keys than a block has threads even if
+// logits are those of noise. All together reach down to e^-36.
+constexpr float FINE_UNITS = 12.0f, FINE_PER_UNIT = 64.0f, COARSE_PER_UNIT = 10.5f;
 
 // The bin of a stage that holds the key.
 struct Found {
@@ -58,7 +61,10 @@ struct SampleAllParams {
     u32 n_vocab;
     // 0 for top-p, 1 for the draw.
     u32 stage;
-    FIELDS(logits, rows, scratch, ids, n_vocab, stage)
+    // Blocks that share a row.
+    u32 n_blocks;
+    u32 pad;
+    FIELDS(logits, rows, scratch, ids, n_vocab, stage, n_blocks, pad)
 };
 
 DEV u64 uniform64(u64 v) { return (u64)uniform((u32)(v >> 32)) << 32 | uniform((u32)v); }
@@ -72,9 +78,9 @@ DEV bool takes(const SampleAllParams& p, u32 row) {
 struct Slice {
     u32 first, end;
 
-    static DEV_MEMBER Slice of(u32 n_vocab) {
-        const u32 length = (n_vocab + BLOCKS - 1) / BLOCKS, first = min_of(bid_y() * length, n_vocab);
-        return {first, min_of(first + length, n_vocab)};
+    static DEV_MEMBER Slice of(const SampleAllParams& p) {
+        const u32 length = div_up(p.n_vocab, p.n_blocks), first = min_of(bid_y() * length, p.n_vocab);
+        return {first, min_of(first + length, p.n_vocab)};
     }
 };
 
@@ -83,12 +89,12 @@ KERNEL(best, SampleAllParams, THREADS) {
     if (!takes(p, bid_x())) return;
     RowScratch& scratch = p.scratch[bid_x()];
     const float* logits = p.logits + (u64)bid_x() * p.n_vocab;
-    const Slice slice = Slice::of(p.n_vocab);
+    const Slice slice = Slice::of(p);
     u64 best = 0;
     for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) best = max_of(best, key_of(logits[i], i));
     best = block_best<THREADS>(best, part);
-    constexpr u32 SHARE = 2 * BINS / BLOCKS;
-    if (tid() < SHARE) scratch.bins[0][bid_y() * SHARE + tid()] = 0;
+    if (bid_y() == 0)
+        for (u32 stage = 0; stage < 2; stage++) scratch.bins[stage][tid()] = 0;
     if (tid() == 0) scratch.best[bid_y()] = best;
     if (tid() == 0 && bid_y() == 0) scratch.low = LEAST_KEY, scratch.found[0].n = scratch.found[1].n = 0;
 }
@@ -108,7 +114,7 @@ struct Weights {
         const SampleRow& row = p.rows[bid_x()];
         const RowScratch& scratch = p.scratch[bid_x()];
         u64 best = 0;
-        for (u32 b = 0; b < BLOCKS; b++) best = max_of(best, scratch.best[b]);
+        for (u32 b = 0; b < p.n_blocks; b++) best = max_of(best, scratch.best[b]);
         best = uniform64(best);
         u32 exponent = 63;
         while (exponent > 0 && (1ull << (63 - exponent)) < p.n_vocab) exponent--;
@@ -132,8 +138,10 @@ struct Weights {
 
     // Never less for a smaller logit.
     DEV_MEMBER u32 bin(float logit) const {
-        float distance = (logit_of(best) - logit) / temperature * BINS_PER_UNIT;
-        return distance > 0.0f ? (u32)min_of(distance, (float)(BINS - 1)) : 0;
+        const float distance = (logit_of(best) - logit) / temperature;
+        if (distance < FINE_UNITS) return distance > 0.0f ? (u32)(distance * FINE_PER_UNIT) : 0;
+        const float coarse = FINE_UNITS * FINE_PER_UNIT + (distance - FINE_UNITS) * COARSE_PER_UNIT;
+        return (u32)min_of(coarse, (float)(BINS - 1));
     }
 
     // Whether the logit of a token has a weight in this bin.
@@ -156,17 +164,26 @@ struct Weights {
 };
 
 KERNEL(weigh, SampleAllParams, THREADS) {
+    SHARED(u32, low, BINS);
+    SHARED(u32, high, BINS);
     if (!takes(p, bid_x())) return;
     const Weights all = Weights::of(p);
     if (!all.best) return;
-    u64* bins = p.scratch[bid_x()].bins[p.stage];
-    const Slice slice = Slice::of(p.n_vocab);
+    low[tid()] = high[tid()] = 0;
+    barrier();
+    const Slice slice = Slice::of(p);
     for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) {
         const float logit = all.logits[i];
         if (key_of(logit, i) < all.low) continue;
         const u64 weight = (u64)(all.weight(logit) + 0.5);
-        if (weight) fetch_add(bins + all.bin(logit), weight);
+        if (!weight) continue;
+        const u32 bin = all.bin(logit), lower = (u32)weight;
+        const u32 carry = fetch_add_shared(low + bin, lower) + lower < lower, upper = (u32)(weight >> 32) + carry;
+        if (upper) fetch_add_shared(high + bin, upper);
     }
+    barrier();
+    const u64 sum = (u64)high[tid()] << 32 | low[tid()];
+    if (sum) fetch_add(p.scratch[bid_x()].bins[p.stage] + tid(), sum);
 }
 
 // What sums of weights are compared with.
@@ -200,6 +217,8 @@ DEV Target target_of(const SampleAllParams& p, u64 total) {
 KERNEL(gather, SampleAllParams, THREADS) {
     SHARED(u64, sums, THREADS);
     SHARED(u32, part, THREADS / WARP_SIZE);
+    SHARED(u32, n_keys, 1);
+    SHARED(u32, first, 1);
     if (!takes(p, bid_x())) return;
     const Weights all = Weights::of(p);
     if (!all.best) return;
@@ -213,19 +232,23 @@ KERNEL(gather, SampleAllParams, THREADS) {
         found.above = bin ? sums[bin - 1] : 0;
         found.total = total;
     }
-    const Slice slice = Slice::of(p.n_vocab);
-    u32 own = 0;
-    for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) own += all.is_in(bin, i) ? 1 : 0;
-    const u32 n = block_scan(own, part, before);
     barrier();
-    if (tid() == 0) sums[0] = n ? fetch_add(&found.n, n) : 0;
+    // The sums are no longer needed.
+    u64* keys = sums;
+    if (tid() == 0) *n_keys = 0;
     barrier();
-    u64 at = sums[0] + before;
+    const Slice slice = Slice::of(p);
     for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) {
         if (!all.is_in(bin, i)) continue;
-        if (at < THREADS) scratch.keys[at] = key_of(all.logits[i], i);
-        at++;
+        const u32 at = fetch_add_shared(n_keys, 1);
+        if (at < THREADS) keys[at] = key_of(all.logits[i], i);
     }
+    barrier();
+    const u32 n = *n_keys;
+    if (n == 0) return;
+    if (tid() == 0) *first = (u32)fetch_add(&found.n, n);
+    barrier();
+    if (tid() < min_of(n, THREADS) && *first + tid() < THREADS) scratch.keys[*first + tid()] = keys[tid()];
 }
 
 KERNEL(pick, SampleAllParams, THREADS) {

@@ -10,8 +10,9 @@ use crate::memory::{Address, Slice};
 
 const THREADS: u32 = 1024;
 const ADJUST_THREADS: u32 = 256;
-/// Blocks that share a row of `sample_all.hip`.
-const BLOCKS: u32 = 16;
+/// The most blocks that share a row of `sample_all.hip`, and how many blocks keep any device busy.
+const BLOCKS: usize = 16;
+const ENOUGH_BLOCKS: usize = 256;
 
 /// Maximum top-k. Rows that need more candidates, but not all, must be sampled on the host.
 pub const MAX_TOP_K: usize = 1024;
@@ -154,6 +155,8 @@ struct SampleAllParams {
     ids: Address,
     n_vocab: u32,
     stage: u32,
+    n_blocks: u32,
+    pad: u32,
 }
 
 layout!(SampleAllParams {
@@ -162,10 +165,12 @@ layout!(SampleAllParams {
     scratch,
     ids,
     n_vocab,
-    stage
+    stage,
+    n_blocks,
+    pad
 });
 
-const _: () = assert!(size_of::<SampleAllParams>() == 40);
+const _: () = assert!(size_of::<SampleAllParams>() == 48);
 
 kernels! {
     struct SampleKernels {
@@ -231,6 +236,7 @@ fn sample_all(
 ) -> Result<(), GpuError> {
     let n_rows = out_ids.len();
     assert!(step.scratch.len() >= n_rows * SCRATCH_WORDS, "no scratch");
+    let n_blocks = (ENOUGH_BLOCKS / n_rows.max(1)).clamp(1, BLOCKS) as u32;
     let of_stage = |stage| SampleAllParams {
         logits: logits.address(),
         rows: step.rows.table(),
@@ -238,9 +244,11 @@ fn sample_all(
         ids: out_ids.address(),
         n_vocab: (logits.len() / n_rows.max(1)) as u32,
         stage,
+        n_blocks,
+        pad: 0,
     };
     let kernels = &gpu.kernels().sample_all;
-    let (slices, whole) = ([n_rows as u32, BLOCKS, 1], [n_rows as u32, 1, 1]);
+    let (slices, whole) = ([n_rows as u32, n_blocks, 1], [n_rows as u32, 1, 1]);
     gpu.launch(&kernels.best, slices, THREADS, 0, &of_stage(0))?;
     for stage in [0, 1] {
         gpu.launch(&kernels.weigh, slices, THREADS, 0, &of_stage(stage))?;
