@@ -60,9 +60,11 @@ struct ExactShape {
 };
 constexpr ExactShape EXACT[N_ROWS] = {
     {64, 64, 16},
-    {8, 32, 128},
+    {16, 32, 64},
     {32, 32, 32},
 };
+// Small tiles of F32, most of whose matrices are those of routers: few outputs.
+constexpr ExactShape FEW_OUTPUTS = {8, 32, 128};
 
 // The mainloop of a format in a row of its class's table.
 template <typename F, Row ROW, Class C = CLASS<F>> struct TileOf;
@@ -75,7 +77,7 @@ template <typename F, Row ROW> struct TileOf<F, ROW, Class::Halves> {
     using Mainloop = Split<F, S.m_tiles, S.n_tiles, S.m_waves, S.n_waves>;
 };
 template <typename F, Row ROW> struct TileOf<F, ROW, Class::Exact> {
-    static constexpr ExactShape S = EXACT[ROW];
+    static constexpr ExactShape S = ROW == SMALL && __is_same(F, F32) ? FEW_OUTPUTS : EXACT[ROW];
     using Mainloop = Exact<F, S.rows, S.outs, S.step>;
 };
 template <typename F, Row ROW> using Mainloop = typename TileOf<F, ROW>::Mainloop;
