@@ -1148,7 +1148,9 @@ fn values_in_keys() {
     .into_iter()
     .enumerate()
     {
-        for ty in KvType::ALL {
+        // All types of one width that matrix units take, and of one that they do not; another type of each other width.
+        let types = KvType::ALL.into_iter().enumerate();
+        for (_, ty) in types.filter(|&(n, _)| i >= 3 || n == i) {
             let seqs = [(40 + i, 1), (0, 1), (90, 1)];
             let case = latent(n_heads, dims, &seqs).of(ty);
             check(&format!("values in keys of {dims:?}"), &case);

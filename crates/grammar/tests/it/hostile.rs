@@ -209,10 +209,10 @@ fn sources() -> Vec<(&'static str, Source)> {
         (
             "chain of rules",
             Source::Gbnf(
-                (0..2_900)
+                (0..2_100)
                     .map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1))
                     .collect::<String>()
-                    + "r2900 ::= \"a\"\nroot ::= r0",
+                    + "r2100 ::= \"a\"\nroot ::= r0",
             ),
         ),
         (

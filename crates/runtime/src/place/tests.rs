@@ -209,9 +209,9 @@ fn automatic_choice_matches_exhaustive_search() {
 }
 
 #[test]
-fn places_a_model_of_thousands_of_layers_quickly() {
+fn places_a_model_of_a_thousand_layers() {
     let Some(gpu) = gpu() else { return };
-    let model = small("llama-3.1-8b:Q8_0", 3000, 32, None);
+    let model = small("llama-3.1-8b:Q8_0", 1000, 32, None);
     let config = config(Some(64));
     let all = planner(
         &gpu,
@@ -237,7 +237,7 @@ fn places_a_model_of_thousands_of_layers_quickly() {
         panic!("{:?}", placed.notice);
     };
     let n_layers = placement.n_layers(&half.plan, Side::Gpu);
-    assert!((1400..1600).contains(&n_layers), "{n_layers}");
+    assert!((450..550).contains(&n_layers), "{n_layers}");
 }
 
 /// Parses the numbers of a notice: MiB used, MiB free, the context, and MiB that the faster place needs.

@@ -188,6 +188,8 @@ fn a_collector_that_hangs_holds_up_no_shutdown() {
     let (ended, end) = channel();
     std::thread::spawn(move || ended.send(server.join()));
     let hangs = "the server waits for the collector";
-    end.recv_timeout(Duration::from_secs(60)).expect(hangs).unwrap();
+    end.recv_timeout(Duration::from_secs(60))
+        .expect(hangs)
+        .unwrap();
     drop(connection);
 }

@@ -1360,7 +1360,7 @@ fn long_answers_are_passed_on() {
         for unit in units {
             let mut parser = AnswerParser::new(Format::by_name(format).unwrap(), "", &tools());
             let (mut n_in, mut answer) = (0, Answer::default());
-            for _ in 0..(3 << 20) / (64 * unit.len()) {
+            for _ in 0..(3 << 19) / (64 * unit.len()) {
                 let piece = unit.repeat(64);
                 n_in += piece.len();
                 answer.add(parser.push(&piece));
