@@ -9,7 +9,6 @@
 //! The work per token does not depend on the number of sequences: they are found by slot, and block tables are shared
 //! with the batch.
 
-mod answers;
 mod forecast;
 mod pace;
 mod queue;
@@ -27,7 +26,6 @@ use crate::request::RequestId;
 use crate::sequence::{Sequence, Turn};
 use crate::sequences::{Member, Sequences, Slot};
 use crate::stats::{BlockUsage, EngineStats, PrefixLookups, Queued};
-use answers::Answers;
 pub(crate) use pace::Load;
 use pace::Pace;
 use queue::Queue;
@@ -52,7 +50,6 @@ pub(crate) struct Scheduler {
     alarms: BTreeSet<(Instant, RequestId)>,
     trials: Trials,
     pace: Pace,
-    answers: Answers,
     next_step: u64,
     shifts: ContextShifts,
     kv_usage: KvUsage,
@@ -76,7 +73,6 @@ impl Scheduler {
             alarms: BTreeSet::new(),
             trials: Trials::default(),
             pace: Pace::default(),
-            answers: Answers::default(),
             next_step: 0,
             shifts: ContextShifts::default(),
             kv_usage: KvUsage::default(),
@@ -350,9 +346,7 @@ impl Scheduler {
             has_slot = sequence.states.begin(slots, snapshot, n_cached);
         }
         let n_tokens = (sequence.len() + 1).min(n_ctx);
-        let fits = has_slot && sequence.table.reserve(&mut self.pool, n_tokens);
-        if !fits || !self.has_room_for_answers(slot) {
-            let sequence = &mut self.sequences[slot];
+        if !has_slot || !sequence.table.reserve(&mut self.pool, n_tokens) {
             sequence.table.release(&mut self.pool);
             if let Some(slots) = &mut self.slots {
                 sequence.states.release(slots);
@@ -360,7 +354,6 @@ impl Scheduler {
             sequence.n_submitted = 0;
             return false;
         }
-        let sequence = &mut self.sequences[slot];
         if sequence.n_prompt_outputs == 0 && sequence.tokens.len() == sequence.n_prompt {
             sequence.n_cached = sequence.n_submitted;
         }
@@ -382,27 +375,6 @@ impl Scheduler {
             self.prefix.hits += sequence.n_submitted as u64;
         }
         true
-    }
-
-    /// Whether the answers of running sequences and of one more will probably fit into the free blocks. The first one, and
-    /// one of a trial, for which others stand still, wait for nobody.
-    fn has_room_for_answers(&self, slot: Slot) -> bool {
-        if self.running.is_empty() || self.sequences[slot].trial.is_some() {
-            return true;
-        }
-        let all = self.running.iter().chain([&slot]);
-        let n_blocks: usize = all.map(|&slot| self.n_blocks_to_come(slot)).sum();
-        n_blocks <= self.pool.n_free()
-    }
-
-    /// Returns how many more blocks a sequence will probably need.
-    fn n_blocks_to_come(&self, slot: Slot) -> usize {
-        let sequence = &self.sequences[slot];
-        let max_tokens = sequence.request.max_tokens;
-        let to_come = self.answers.to_come(sequence.n_generated(), max_tokens);
-        let n_tokens = (sequence.len() + to_come).min(self.limits.n_ctx);
-        let n_blocks = n_tokens.div_ceil(self.pool.page());
-        n_blocks.saturating_sub(sequence.table.blocks().len())
     }
 
     /// Reserves blocks for `n_tokens` more tokens of `running[at]`, preempting later sequences as needed. Returns

@@ -441,32 +441,6 @@ fn stops_at_stop_tokens_and_deadlines() {
     assert_eq!(outcomes[&patient].reason, Some(FinishReason::Length));
 }
 
-/// Once the length of answers is known, a sequence begins where those that run have room beside it.
-#[test]
-fn answers_of_a_known_length_are_not_preempted() {
-    let sizes = Sizes {
-        n_blocks: 20,
-        ..Sizes::small(8)
-    };
-    let mut engine = sizes.engine(always());
-    let requests: Vec<Request> = (0..24)
-        .map(|i| Request::greedy(vec![i, 3, 7, 11], 24))
-        .collect();
-    let mut run = |n: usize| {
-        let ids: Vec<RequestId> = { requests[..n].iter() }
-            .map(|request| engine.submit(request.clone()).unwrap())
-            .collect();
-        let (outcomes, _) = run_all(&mut engine);
-        for (id, request) in ids.iter().zip(&requests) {
-            assert_eq!(outcomes[id].ids, expected(request, 32, 4).ids);
-        }
-        engine.stats().preemptions
-    };
-    let of_unknown_length = run(8);
-    assert!(of_unknown_length > 0);
-    assert_eq!(run(24), of_unknown_length);
-}
-
 #[test]
 fn requests_that_wait_too_long_fail_and_running_ones_go_on() {
     let mut engine = Sizes::small(1).engine(always());

@@ -111,7 +111,6 @@ impl Scheduler {
             let since = Instant::now().duration_since(sequence.added);
             self.pace
                 .record_end(since.saturating_sub(sequence.queue_time));
-            self.answers.record(sequence.n_generated());
         }
     }
 }
