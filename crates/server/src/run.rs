@@ -26,8 +26,8 @@ use crate::serving::slot::Offer;
 
 /// Time for the errors of requests after their model has failed.
 const LAST_ERRORS: Duration = Duration::from_secs(2);
-/// Time for the last spans of requests, unless draining has less.
-const MAX_SENDING_TIME: Duration = Duration::from_secs(5);
+/// Time for the last spans of requests: as much as there is for draining, within these bounds.
+const SENDING_TIME: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(5)];
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
@@ -227,8 +227,9 @@ impl Server {
         if let (Some(traces), Some(sending)) = (&self.app.traces, sending) {
             traces.end();
             // A collector that does not answer holds nothing up; what it has not got is lost.
-            let most = MAX_SENDING_TIME.min(self.app.control.drain_timeout());
-            let _ = tokio::time::timeout(most, sending).await;
+            let [least, most] = SENDING_TIME;
+            let time = self.app.control.drain_timeout().clamp(least, most);
+            let _ = tokio::time::timeout(time, sending).await;
         }
         ended
     }

@@ -10,8 +10,8 @@
 //
 // Of an MoE layer, each block takes tiles of rows of experts, one after the other, whole. All outputs of some rows come
 // before those of the next rows, so that activations are read once. With 128 rows, a tile with few of them multiplies no
-// more than 32 or 64. With 64 rows, the tiles of the list have 128 rows, and are taken in two parts: the second ones after
-// all first ones, so that those that have no rows leave no block without work.
+// more than 32 or 64. With 64 rows, the tiles of the list have 128 rows and are taken in two parts. All first parts come
+// before the second ones, many of which are empty: in turn, some blocks would get only empty ones.
 //
 // Shared memory: SLOTS * PER_SLOT * ROWS * 128 bytes for x; for each round, about 20 KB of weights.
 #pragma once
@@ -125,7 +125,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 FILLED = SLOTS - 2 / PER_SLOT;
     static_assert(FILLED >= 2, "copies are under way while a step is multiplied");
 
-    // Rounds [first, end) of a tile; of experts, of a part of it.
+    // Rounds [first, end) of a tile, or of a part of a tile of experts.
     struct Segment {
         u32 tile, part, first, end;
     };

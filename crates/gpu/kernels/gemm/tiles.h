@@ -63,7 +63,7 @@ constexpr ExactShape EXACT[N_ROWS] = {
     {16, 32, 64},
     {32, 32, 32},
 };
-// Small tiles of F32, most of whose matrices are those of routers: few outputs.
+// Small tiles of F32. Most F32 matrices belong to routers and have few outputs.
 constexpr ExactShape FEW_OUTPUTS = {8, 32, 128};
 
 // The mainloop of a format in a row of its class's table.

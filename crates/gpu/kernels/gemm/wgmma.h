@@ -29,7 +29,7 @@ DEV void end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); 
 // Waits until at most LATER groups are under way. Until then their operands stay in place.
 template <u32 LATER> DEV void wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(LATER) : "memory"); }
 
-// Where operands B begin, the same for all lanes of a wave: in uniform registers, from which the units take it.
+// The first address of operands B. All lanes of a wave must have the same one: the units read it from uniform registers.
 struct Place {
     u64 first;
 };

@@ -10,7 +10,8 @@ use crate::memory::{Address, Slice};
 
 const THREADS: u32 = 1024;
 const ADJUST_THREADS: u32 = 256;
-/// The most blocks that share a row of `sample_all.hip`, and how many blocks keep any device busy.
+/// The most blocks that share a row of `sample_all.hip`. With many rows, fewer blocks share one: about so many keep most devices
+/// busy.
 const BLOCKS: usize = 16;
 const ENOUGH_BLOCKS: usize = 256;
 
@@ -236,7 +237,7 @@ fn sample_all(
 ) -> Result<(), GpuError> {
     let n_rows = out_ids.len();
     assert!(step.scratch.len() >= n_rows * SCRATCH_WORDS, "no scratch");
-    let n_blocks = (ENOUGH_BLOCKS / n_rows.max(1)).clamp(1, BLOCKS) as u32;
+    let n_blocks = ENOUGH_BLOCKS.div_ceil(n_rows.max(1)).min(BLOCKS) as u32;
     let of_stage = |stage| SampleAllParams {
         logits: logits.address(),
         rows: step.rows.table(),

@@ -348,6 +348,29 @@ fn draws_from_the_whole_vocabulary() {
     check(&rows);
 }
 
+/// So many rows that few blocks share one: a block has more tokens than threads, all equal in some rows.
+#[test]
+fn many_rows_draw_from_the_whole_vocabulary() {
+    let mut random = Random(5);
+    let n_vocab = 5000;
+    let row = |i: usize| {
+        let mut row = random_row(&mut random, n_vocab);
+        let spread = [0.0, 2.0, 9.0][i % 3];
+        row.logits = random.normals(n_vocab).iter().map(|x| x * spread).collect();
+        row.row = SampleRow {
+            uniform: i as f64 / 70.0,
+            top_p: [1.0, 0.9][i % 2],
+            ..plain(ALL_TOKENS)
+        };
+        row.biases.clear();
+        row.counts.clear();
+        row.just_sampled = None;
+        row
+    };
+    let rows: Vec<Row> = (0..70).map(row).collect();
+    check(&rows);
+}
+
 #[test]
 fn log_probabilities_are_those_of_the_softmax() {
     let mut random = Random(4);
