@@ -77,7 +77,7 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
     }
 
 #if defined(GPU_NV)
-    // Without a branch.
+    // Predicated: a branch in the loop costs more than the copy.
     template <u32 BYTES> DEV_MEMBER static void copy(void* to, const void* from, bool valid, bool any) {
         const u32 at = wgmma::shared_address(to), n = valid ? BYTES : 0;
         if constexpr (BYTES == 16)

@@ -199,8 +199,9 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     }
     DEV_MEMBER void begin(u32 round, u32 place) const {
         const u32 chunk = 4 * round + lane() % 4;
-        const bool is_whole = F::LEN % ROUND == 0;
-        coming.begin(rows, place, chunk, is_whole || chunk < n, round < last_round);
+        // Rows of long blocks are whole rounds.
+        constexpr bool WHOLE = F::LEN % ROUND == 0;
+        coming.begin(rows, place, chunk, WHOLE || chunk < n, round < last_round);
         coming.end();
     }
 

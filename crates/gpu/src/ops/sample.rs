@@ -10,9 +10,9 @@ use crate::memory::{Address, Slice};
 
 const THREADS: u32 = 1024;
 const ADJUST_THREADS: u32 = 256;
-/// The most blocks that share a row of `sample_all.hip`. With many rows, fewer blocks share one: about so many keep most devices
-/// busy.
+/// The most blocks that share a row of `sample_all.hip`.
 const BLOCKS: usize = 16;
+/// Blocks of all rows that keep most devices busy: with many rows, fewer share one.
 const ENOUGH_BLOCKS: usize = 256;
 
 /// Maximum top-k. Rows that need more candidates, but not all, must be sampled on the host.
