@@ -218,7 +218,21 @@ impl Gpu {
         shared_bytes: u32,
         params: &P,
     ) -> Result<(), GpuError> {
-        let blocks = (grid, n_threads, shared_bytes);
+        self.launch_clusters(kernel, (grid, 1), n_threads, shared_bytes, params)
+    }
+
+    /// [`launch`](Gpu::launch), where so many blocks as `clusters` says after the grid are a cluster: they run at the same
+    /// time on neighbouring processors and share their memory. Only Hopper's kernels (`kernels/hopper`) have clusters of
+    /// more than one.
+    pub(crate) fn launch_clusters<P: Layout>(
+        &self,
+        kernel: &Kernel<P>,
+        clusters: ([u32; 3], u32),
+        n_threads: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<(), GpuError> {
+        let blocks = (clusters, n_threads, shared_bytes);
         self.queue(kernel, blocks, params, Start::Overlapping)
     }
 
@@ -234,7 +248,7 @@ impl Gpu {
     ) -> Result<(), GpuError> {
         self.queue(
             kernel,
-            (grid, n_threads, 0),
+            ((grid, 1), n_threads, 0),
             params,
             Start::AfterPredecessor,
         )
@@ -249,7 +263,7 @@ impl Gpu {
     fn queue<P: Layout>(
         &self,
         kernel: &Kernel<P>,
-        (grid, n_threads, shared_bytes): ([u32; 3], u32, u32),
+        ((grid, cluster), n_threads, shared_bytes): (([u32; 3], u32), u32, u32),
         params: &P,
         start: Start,
     ) -> Result<(), GpuError> {
@@ -266,6 +280,7 @@ impl Gpu {
         let launch = Launch {
             function: function.handle,
             grid,
+            cluster,
             n_threads,
             shared_bytes,
             params: std::ptr::from_ref(params).cast(),

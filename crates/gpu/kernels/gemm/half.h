@@ -8,6 +8,9 @@
 // Tiles that do not fill the device are divided: blocks take equal numbers of rounds, of one tile or of parts of two,
 // and write their sums to device memory. The last block of a tile adds them in the order of k.
 //
+// With 256 rows, two blocks of neighbouring processors (a cluster) share x, each for half of a tile's outputs: what
+// processors read from L2 would limit. Below, "block" means the cluster where tiles and rounds are distributed.
+//
 // Of an MoE layer, each block takes tiles of rows of experts, one after the other, whole. All outputs of some rows come
 // before those of the next rows, so that activations are read once. With 128 rows, a tile with few of them multiplies no
 // more than 32 or 64. With 64 rows, the tiles of the list have 128 rows and are taken in two parts. All first parts come
@@ -105,10 +108,11 @@ template <typename F> struct HalfScales {
 };
 
 template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
-    static constexpr u32 GROUPS = 2, ROWS = N, OUTS = 64 * GROUPS, THREADS = 128 * GROUPS, ELEMENTS = N / 2;
+    static constexpr u32 CLUSTER = N > 128 ? 2 : 1;
+    static constexpr u32 GROUPS = 2, ROWS = N, OUTS = 64 * GROUPS * CLUSTER, THREADS = 128 * GROUPS, ELEMENTS = N / 2;
     // Steps of x in a slot of the ring: of few rows both of a round, because waiting costs more than multiplying.
     static constexpr u32 PER_SLOT = N <= 64 ? 2 : 1, STEP_BYTES = N * wgmma::STEP * 2;
-    using Slots = Ring<SLOTS, PER_SLOT * STEP_BYTES>;
+    using Slots = Ring<SLOTS, PER_SLOT * STEP_BYTES, CLUSTER>;
     using Coming = Chunks<F, THREADS, DEPTH>;
     // Blocks that a processor runs at once.
     static constexpr u32 BLOCKS = N <= 64 ? 2 : 1;
@@ -155,7 +159,10 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     }
 
     // The first output of a thread.
-    DEV_MEMBER static u32 first_out(u32 out_tile) { return out_tile * OUTS + wave() * 16 + lane() / 4; }
+    DEV_MEMBER static u32 first_out(u32 out_tile) {
+        return out_tile * OUTS + Slots::rank() * (OUTS / CLUSTER) + wave() * 16 + lane() / 4;
+    }
+    DEV_MEMBER static u32 cluster() { return bid_x() / CLUSTER; }
 
     // A tile's product with its matrix, the first of its outputs' tiles, its rows, and the factor on its sums.
     struct Place {
@@ -290,16 +297,17 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         const auto part_of = [&](u32 block) __attribute__((always_inline)) {
             // Blocks that begin before the tile have another part first.
             const u32 second = rounds_before(block) < first_round;
-            return p.parts + (u64)(2 * block + second) * SUMS + tid();
+            return p.parts + (u64)((2 * block + second) * CLUSTER + Slots::rank()) * SUMS + tid();
         };
-        float* mine = part_of(bid_x());
+        float* mine = part_of(cluster());
 #pragma unroll
         for (u32 e = 0; e < ELEMENTS; e++) mine[e * THREADS] = acc[e];
         barrier();
         if (tid() == 0) {
-            const u64 done = arrive(p.counters + divided);
+            u64* counter = p.counters + divided * CLUSTER + Slots::rank();
+            const u64 done = arrive(counter);
             *is_last = done == last - first;
-            if (*is_last) p.counters[divided] = 0;
+            if (*is_last) *counter = 0;
         }
         barrier();
         const bool sums = *is_last;
@@ -390,7 +398,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         // Which weights a block takes depends on the kernels before if they are of experts, else not.
         if (p.tiles) wait_for_predecessor();
         const u32 n_whole = p.tiles ? tile_at(p.tiles, 0).n_tiles * p.n_tiles : p.n_whole;
-        u32 tile = bid_x(), round = rounds_before(bid_x()), end = rounds_before(bid_x() + 1);
+        u32 tile = cluster(), round = rounds_before(tile), end = rounds_before(tile + 1);
         Segment s = {};
         if (!next(s, tile, round, end, n_whole)) return;
         start(s);
@@ -405,8 +413,9 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
             // Its weights and rows come while the sums are stored.
             if (!is_last) start(after), start_rows(after);
             finish(s, up);
-            if (is_last) return;
+            if (is_last) break;
             s = after;
         }
+        ring.finish();
     }
 };

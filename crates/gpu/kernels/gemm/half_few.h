@@ -14,7 +14,8 @@
 template <typename F> struct HalfFew {
     // THREADS is the most that a launch has.
     static constexpr u32 OCTETS = 4, ROWS = 8 * OCTETS, OUTS = 16, THREADS = 256, ROUND = 128;
-    static constexpr u32 SUMS = OUTS * ROWS, SHARED_BYTES = THREADS / WARP_SIZE * SUMS * 4, BLOCKS = 2;
+    static constexpr u32 SUMS = OUTS * ROWS, SHARED_BYTES = THREADS / WARP_SIZE * SUMS * 4, BLOCKS = 2,
+                         CLUSTER = 1;
 
     const HalfParams& p;
     float* sums;

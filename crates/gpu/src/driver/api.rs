@@ -174,6 +174,8 @@ pub struct Field {
 pub(crate) struct Launch {
     pub(crate) function: Handle,
     pub(crate) grid: [u32; 3],
+    /// Blocks that run on neighbouring processors and share their memory, along the first dimension of the grid.
+    pub(crate) cluster: u32,
     pub(crate) n_threads: u32,
     /// Bytes of dynamic shared memory.
     pub(crate) shared_bytes: u32,

@@ -46,6 +46,10 @@ functions! {
 const OVERLAPS_IN_GRAPHS: i32 = 12_030;
 /// The first architecture whose kernels wait for their predecessors themselves (`gpu.h`).
 const FIRST_OVERLAPPING_SM: u32 = 90;
+/// Value of CUlaunchAttributeID: the blocks of a cluster, along each dimension of the grid.
+const CLUSTER_DIMENSION: c_uint = 4;
+/// Value of CUresult.
+const NOT_SUPPORTED: i32 = 801;
 /// Value of CUlaunchAttributeID: the kernel may start before its predecessor in the stream has ended.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
@@ -55,6 +59,14 @@ struct Attribute {
     id: c_uint,
     _pad: u32,
     value: [u32; 16],
+}
+
+impl Attribute {
+    fn new(id: c_uint, of_value: &[u32]) -> Attribute {
+        let mut value = [0; 16];
+        value[..of_value.len()].copy_from_slice(of_value);
+        Attribute { id, _pad: 0, value }
+    }
 }
 
 /// `CUlaunchConfig`.
@@ -179,23 +191,25 @@ impl VendorApi for Cuda {
     }
 
     fn launch(&self, calls: &Calls, launch: &Launch) -> i32 {
-        let Some(launch_ex) = self.launch_ex.filter(|_| launch.overlaps) else {
-            return launch_in_order(calls, launch);
+        let overlaps = Attribute::new(PROGRAMMATIC_STREAM_SERIALIZATION, &[1]);
+        let cluster = Attribute::new(CLUSTER_DIMENSION, &[launch.cluster, 1, 1]);
+        let attributes = [overlaps, cluster];
+        let attributes = match (launch.overlaps, launch.cluster > 1) {
+            (false, false) => return launch_in_order(calls, launch),
+            (true, false) => &attributes[..1],
+            (false, true) => &attributes[1..],
+            (true, true) => &attributes[..],
         };
-        let mut value = [0; 16];
-        value[0] = 1;
-        let attribute = Attribute {
-            id: PROGRAMMATIC_STREAM_SERIALIZATION,
-            _pad: 0,
-            value,
+        let Some(launch_ex) = self.launch_ex else {
+            return NOT_SUPPORTED;
         };
         let config = Config {
             grid: launch.grid,
             block: [launch.n_threads, 1, 1],
             shared_bytes: launch.shared_bytes,
             stream: launch.stream,
-            attributes: &raw const attribute,
-            n_attributes: 1,
+            attributes: attributes.as_ptr(),
+            n_attributes: attributes.len() as c_uint,
         };
         let mut params = [launch.params.cast_mut()];
         // SAFETY: the function takes one struct, which `params` points to. The driver copies everything before it

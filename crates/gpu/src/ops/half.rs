@@ -166,6 +166,8 @@ struct Tile {
     round: usize,
     /// Blocks that a processor runs at once.
     blocks: usize,
+    /// Blocks that compute a tile together.
+    cluster: usize,
     cost: Cost,
 }
 
@@ -212,6 +214,7 @@ macro_rules! tile_names {
             concat!(stringify!($kernel), "_tile_shared"),
             concat!(stringify!($kernel), "_tile_round"),
             concat!(stringify!($kernel), "_tile_blocks"),
+            concat!(stringify!($kernel), "_tile_cluster"),
         ]),*]
     };
 }
@@ -230,7 +233,8 @@ impl GemmHalves {
         );
         let module = self.kernels.gemm_half_32.module;
         let mut tiles = Vec::with_capacity(names.len());
-        for ([rows, outs, threads, shared, round, blocks], cost) in names.into_iter().zip(COSTS) {
+        for (names, cost) in names.into_iter().zip(COSTS) {
+            let [rows, outs, threads, shared, round, blocks, cluster] = names;
             tiles.push(Tile {
                 rows: gpu.constant(module, rows)? as usize,
                 outs: gpu.constant(module, outs)? as usize,
@@ -238,6 +242,7 @@ impl GemmHalves {
                 shared_bytes: gpu.constant(module, shared)?,
                 round: gpu.constant(module, round)? as usize,
                 blocks: gpu.constant(module, blocks)? as usize,
+                cluster: gpu.constant(module, cluster)? as usize,
                 cost,
             });
         }
@@ -254,7 +259,6 @@ impl GemmHalves {
         works: &[Work<'_>],
     ) -> Result<(&Kernel<HalfParams>, Tile, Division), GpuError> {
         let n_rows = works[0].x.n_rows;
-        let of = |tile: Tile| (tile, Division::new(gpu, tile, works));
         let [least, few, some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
         let is_few = match works[0].experts {
@@ -270,22 +274,26 @@ impl GemmHalves {
             };
             return Ok((&kernels.gemm_half_few, tile, Division::whole(tile, works)));
         }
-        let [few, some, many, most] = [few, some, many, most].map(of);
-        if let Some(experts) = works[0].experts {
-            let (kernel, (tile, division)) = match experts.routing.has_up_to(SOME_ROWS) {
-                true => (&kernels.gemm_half_64, some),
-                false => (&kernels.gemm_half_128, many),
-            };
-            return Ok((kernel, tile, division));
-        }
-        let is_faster = most.1.time_us < many.1.time_us;
-        let (kernel, (tile, division)) = match n_rows {
-            n if n <= few.0.rows => (&kernels.gemm_half_32, few),
-            n if n <= some.0.rows => (&kernels.gemm_half_64, some),
-            n if n > many.0.rows && is_faster => (&kernels.gemm_half_256, most),
-            _ => (&kernels.gemm_half_128, many),
-        };
-        Ok((kernel, tile, division))
+        let of = |(kernel, tile)| (kernel, tile, Division::new(gpu, tile, works));
+        let by_rows = [
+            (&kernels.gemm_half_32, few),
+            (&kernels.gemm_half_64, some),
+            (&kernels.gemm_half_128, many),
+            (&kernels.gemm_half_256, most),
+        ]
+        .map(of);
+        Ok(match works[0].experts {
+            Some(experts) if experts.routing.has_up_to(SOME_ROWS) => by_rows[1],
+            Some(_) => by_rows[2],
+            None if n_rows <= few.rows => by_rows[0],
+            None => {
+                let [_, larger @ ..] = by_rows;
+                let fastest = larger
+                    .into_iter()
+                    .min_by(|(_, _, a), (_, _, b)| a.time_us.total_cmp(&b.time_us));
+                fastest.expect("three kernels")
+            }
+        })
     }
 
     /// Whether the device's images have these kernels.
@@ -577,6 +585,8 @@ fn multiply(
         n_stacked: n_stacked as u32,
         products,
     };
-    let grid = [division.n_blocks as u32, division.n_row_blocks as u32, 1];
-    gpu.launch(kernel, grid, tile.threads, tile.shared_bytes, &params)
+    let n_blocks = (division.n_blocks * tile.cluster) as u32;
+    let grid = [n_blocks, division.n_row_blocks as u32, 1];
+    let clusters = (grid, tile.cluster as u32);
+    gpu.launch_clusters(kernel, clusters, tile.threads, tile.shared_bytes, &params)
 }

@@ -41,6 +41,8 @@ pub struct Tensor {
 pub enum Values {
     /// Normal with variance `1 / row length`.
     Matrix,
+    /// Normal with variance 16.
+    Embedding,
     /// In F32, uniform within `reach` of `mean`.
     Vector { mean: f32, reach: f32 },
     /// RoPE frequency factors, in F32.
@@ -100,18 +102,20 @@ impl Draft {
     pub fn write(&self, out: impl Write) -> Result<(), QuantizeError> {
         let mut stream = self.writer.stream(out)?;
         let mut random = Random::new(1);
-        let mut stocks: HashMap<(GgmlType, u64), Vec<u8>> = HashMap::new();
+        let mut stocks: HashMap<(GgmlType, u32), Vec<u8>> = HashMap::new();
         for (plan, tensor) in self.plans.iter().zip(&self.tensors) {
-            if !matches!(tensor.values, Values::Matrix) {
-                let values = vector(tensor, &mut random);
-                let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-                stream.write(&bytes)?;
-                continue;
-            }
             let row_len = tensor.dims[0];
-            let stock = match stocks.entry((plan.to, row_len)) {
+            let variance = match tensor.values {
+                Values::Matrix => 1.0 / row_len as f32,
+                Values::Embedding => 16.0,
+                Values::Vector { .. } | Values::RopeFreqs => {
+                    stream.write(&vector(tensor, &mut random))?;
+                    continue;
+                }
+            };
+            let stock = match stocks.entry((plan.to, variance.to_bits())) {
                 Entry::Occupied(stock) => stock.into_mut(),
-                Entry::Vacant(place) => place.insert(new_stock(plan.to, row_len, &mut random)?),
+                Entry::Vacant(place) => place.insert(new_stock(plan.to, variance, &mut random)?),
             };
             let block = plan.to.block_bytes();
             let n_stock = stock.len() / block;
@@ -141,26 +145,24 @@ fn infos(tensors: &[Tensor]) -> Vec<TensorInfo> {
     tensors.iter().map(info).collect()
 }
 
-fn vector(tensor: &Tensor, random: &mut Random) -> Vec<f32> {
+/// Returns the bytes of a tensor in F32 that is no matrix.
+fn vector(tensor: &Tensor, random: &mut Random) -> Vec<u8> {
     let n = tensor.dims.iter().product::<u64>() as usize;
-    match tensor.values {
-        Values::Vector { mean, reach } => (0..n)
-            .map(|_| mean + reach * (2.0 * random.unit() - 1.0))
-            .collect(),
+    let value = |i: usize| match tensor.values {
+        Values::Vector { mean, reach } => mean + reach * (2.0 * random.unit() - 1.0),
         // Llama 3 keeps high frequencies and divides low ones by 8.
-        Values::RopeFreqs | Values::Matrix => (0..n)
-            .map(|i| match (4 * i / n, n) {
-                (0 | 1, _) => 1.0,
-                (2, _) => 1.0 + 7.0 * (4 * i - 2 * n) as f32 / n as f32,
-                _ => 8.0,
-            })
-            .collect(),
-    }
+        _ => match (4 * i / n, n) {
+            (0 | 1, _) => 1.0,
+            (2, _) => 1.0 + 7.0 * (4 * i - 2 * n) as f32 / n as f32,
+            _ => 8.0,
+        },
+    };
+    (0..n).map(value).flat_map(f32::to_le_bytes).collect()
 }
 
-/// Returns blocks of normally distributed values of variance `1 / row_len`.
-fn new_stock(ty: GgmlType, row_len: u64, random: &mut Random) -> Result<Vec<u8>, Error> {
-    let spread = 1.0 / (row_len as f32).sqrt();
+/// Returns blocks of normally distributed values.
+fn new_stock(ty: GgmlType, variance: f32, random: &mut Random) -> Result<Vec<u8>, Error> {
+    let spread = variance.sqrt();
     let values: Vec<f32> = (0..STOCK).map(|_| spread * random.normal()).collect();
     let mut blocks = vec![0; STOCK / ty.block_len() * ty.block_bytes()];
     quantize_rows(ty, &values, ty.block_len().max(256), None, &mut blocks)?;

@@ -153,7 +153,12 @@ pub(super) fn all(shape: &Shape) -> Vec<Tensor> {
         shape,
         tensors: Vec::new(),
     };
-    all.add("token_embd.weight", &[n_embd, n_vocab], Values::Matrix);
+    // What a token is outlasts the layers, as in a trained model: else all tokens would choose the same few experts.
+    let embedding = match shape.experts {
+        Some(_) if arch != "gemma4" => Values::Embedding,
+        _ => Values::Matrix,
+    };
+    all.add("token_embd.weight", &[n_embd, n_vocab], embedding);
     if arch == "gpt2" {
         let dims = [n_embd, shape.n_ctx];
         all.add("position_embd.weight", &dims, Values::Matrix);

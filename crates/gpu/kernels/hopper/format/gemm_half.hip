@@ -13,6 +13,7 @@
     EXPORT_U32(NAME##_tile_threads, NAME##_loop::THREADS)                                                              \
     EXPORT_U32(NAME##_tile_shared, NAME##_loop::SHARED_BYTES)                                                          \
     EXPORT_U32(NAME##_tile_blocks, NAME##_loop::BLOCKS)                                                                \
+    EXPORT_U32(NAME##_tile_cluster, NAME##_loop::CLUSTER)                                                              \
     EXPORT_U32(NAME##_tile_round, NAME##_loop::ROUND)
 #define HALF(NAME, ...)                                                                                                \
     using NAME##_loop = Half<FORMAT, __VA_ARGS__>;                                                                     \

@@ -7,12 +7,12 @@ use crate::variant::Variant;
 /// A part of a tile has at least this many rounds.
 const MIN_ROUNDS: usize = 4;
 
-/// What the tiles of a kernel cost: measured on an H200 with Q4_K.
+/// What the tiles of a kernel cost: fitted to times of 73 products with Q4_K on an H100, of 96 to 2,048 rows.
 #[derive(Clone, Copy)]
 pub(super) struct Cost {
     round_us: f64,
-    /// Of a launch, beside its rounds.
-    start_us: f64,
+    /// Of a tile, beside its rounds.
+    tile_us: f64,
     /// Of writing and reading sums, if tiles are divided.
     parts_us: f64,
 }
@@ -22,28 +22,28 @@ pub(super) const COSTS: [Cost; 5] = [
     // Tiles of few rows are never compared with others.
     Cost {
         round_us: 0.0,
-        start_us: 0.0,
+        tile_us: 0.0,
         parts_us: 0.0,
     },
     Cost {
         round_us: 0.9,
-        start_us: 3.0,
+        tile_us: 3.0,
         parts_us: 3.0,
     },
     Cost {
-        round_us: 1.0,
-        start_us: 3.0,
-        parts_us: 4.0,
+        round_us: 0.55,
+        tile_us: 6.0,
+        parts_us: 10.0,
     },
     Cost {
-        round_us: 1.0,
-        start_us: 6.0,
+        round_us: 0.85,
+        tile_us: 5.0,
         parts_us: 10.0,
     },
     Cost {
         round_us: 1.2,
-        start_us: 8.0,
-        parts_us: 25.0,
+        tile_us: 6.0,
+        parts_us: 30.0,
     },
 ];
 
@@ -71,8 +71,8 @@ pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     n_waves
 }
 
-/// How tiles are distributed to blocks: how many are computed whole, by one block after the other; blocks share the
-/// others.
+/// How tiles are distributed to blocks, or to clusters of blocks: how many are computed whole, by one block after the
+/// other; blocks share the others.
 #[derive(Clone, Copy)]
 pub(super) struct Division {
     pub(super) n_whole: usize,
@@ -99,7 +99,7 @@ impl Division {
     /// For products of the same activations: the faster of whole tiles and of tiles that fill the device evenly.
     pub(super) fn new(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> Division {
         let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
-        let n_units = gpu.n_compute_units() as usize;
+        let n_units = gpu.n_compute_units() as usize / tile.cluster;
         let at_once = n_units * tile.blocks;
         if let Some(experts) = &works[0].experts {
             // The device knows how many tiles of rows there are.
@@ -113,16 +113,17 @@ impl Division {
         }
         let Cost {
             round_us,
-            start_us,
+            tile_us,
             parts_us,
         } = tile.cost;
         let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
+        let of_tile = n_rounds as f64 * round_us + tile_us;
         // Blocks of a processor take turns.
         let whole = Division {
             n_whole: n_tiles,
             n_blocks: n_tiles.min(at_once),
             n_row_blocks: 1,
-            time_us: (n_tiles.div_ceil(n_units) * n_rounds) as f64 * round_us + start_us,
+            time_us: n_tiles.div_ceil(n_units) as f64 * of_tile,
         };
         let rest = n_tiles % at_once;
         let most = rest * n_rounds / MIN_ROUNDS;
@@ -133,12 +134,12 @@ impl Division {
         if n_blocks <= rest || most < n_blocks || gpu.takes(Variant::SplitsOff) {
             return whole;
         }
-        let of_block = (n_tiles * n_rounds) as f64 / n_blocks.min(n_units) as f64;
+        let of_block = n_tiles as f64 / n_blocks.min(n_units) as f64;
         let divided = Division {
             n_whole: n_tiles - rest,
             n_blocks,
             n_row_blocks: 1,
-            time_us: of_block * round_us + start_us + parts_us,
+            time_us: of_block * of_tile + parts_us,
         };
         match divided.time_us < whole.time_us || gpu.takes(Variant::SplitsOn) {
             true => divided,
