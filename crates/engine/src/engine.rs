@@ -448,6 +448,11 @@ impl Engine {
     /// Ends a sequence and returns its last event.
     fn finish(&mut self, slot: Slot, reason: FinishReason) -> Event {
         let mut sequence = self.scheduler.remove(slot);
+        let n_generated = sequence.n_generated();
+        let is_complete = !matches!(reason, FinishReason::Aborted | FinishReason::Deadline);
+        if is_complete && n_generated > 0 {
+            self.scheduler.record_answer(n_generated);
+        }
         let text = sequence.text.as_mut();
         Event::Finished {
             request: sequence.id,

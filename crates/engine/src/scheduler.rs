@@ -13,6 +13,7 @@ mod forecast;
 mod pace;
 mod queue;
 mod recovery;
+mod room;
 mod step;
 
 use std::collections::BTreeSet;
@@ -32,6 +33,7 @@ use queue::Queue;
 use recovery::Trials;
 use rocmforge_plan::Batch;
 use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
+use room::Answers;
 pub(crate) use step::StepRecord;
 use step::{Prefill, Step};
 
@@ -50,6 +52,7 @@ pub(crate) struct Scheduler {
     alarms: BTreeSet<(Instant, RequestId)>,
     trials: Trials,
     pace: Pace,
+    answers: Answers,
     next_step: u64,
     shifts: ContextShifts,
     kv_usage: KvUsage,
@@ -73,6 +76,7 @@ impl Scheduler {
             alarms: BTreeSet::new(),
             trials: Trials::default(),
             pace: Pace::default(),
+            answers: Answers::default(),
             next_step: 0,
             shifts: ContextShifts::default(),
             kv_usage: KvUsage::default(),
@@ -327,7 +331,7 @@ impl Scheduler {
     }
 
     /// Allocates blocks for all tokens of a waiting sequence and the next one, and a slot for its state, and ends its wait.
-    /// Returns `false` if there are too few.
+    /// Returns `false` if there are too few, now or when answers have grown (`room.rs`).
     fn admit(&mut self, slot: Slot) -> bool {
         let sequence = &mut self.sequences[slot];
         let n_ctx = self.limits.n_ctx;
@@ -346,6 +350,8 @@ impl Scheduler {
             has_slot = sequence.states.begin(slots, snapshot, n_cached);
         }
         let n_tokens = (sequence.len() + 1).min(n_ctx);
+        has_slot = has_slot && self.has_room(slot);
+        let sequence = &mut self.sequences[slot];
         if !has_slot || !sequence.table.reserve(&mut self.pool, n_tokens) {
             sequence.table.release(&mut self.pool);
             if let Some(slots) = &mut self.slots {

@@ -441,6 +441,81 @@ fn stops_at_stop_tokens_and_deadlines() {
     assert_eq!(outcomes[&patient].reason, Some(FinishReason::Length));
 }
 
+/// An engine with 16 blocks of 4 tokens that knows that answers have 24 tokens: with a prompt of 4, 7 blocks.
+fn engine_that_knows_answers() -> (Engine, Vec<Request>) {
+    let sizes = Sizes {
+        n_blocks: 16,
+        ..Sizes::small(8)
+    };
+    let mut engine = sizes.engine(always());
+    let requests: Vec<Request> = (0..24)
+        .map(|i| Request::greedy(vec![i, 3, 7, 11], 24))
+        .collect();
+    for request in &requests[..8] {
+        engine.submit(request.clone()).unwrap();
+    }
+    run_all(&mut engine);
+    // As long as nothing was known, too many began.
+    assert!(engine.stats().preemptions > 0);
+    (engine, requests)
+}
+
+#[test]
+fn answers_of_a_known_length_are_not_preempted() {
+    let (mut engine, requests) = engine_that_knows_answers();
+    let before = engine.stats().preemptions;
+    let ids: Vec<RequestId> = { requests.iter() }
+        .map(|request| engine.submit(request.clone()).unwrap())
+        .collect();
+    let (outcomes, _) = run_all(&mut engine);
+    for (id, request) in ids.iter().zip(&requests) {
+        assert_eq!(outcomes[id].ids, expected(request, 32, 4).ids);
+    }
+    assert_eq!(engine.stats().preemptions, before);
+}
+
+/// Answers of others become as long as they want once nobody prior needs the room.
+#[test]
+fn a_prior_request_does_not_wait_for_the_answers_of_others() {
+    let (mut engine, requests) = engine_that_knows_answers();
+    for request in &requests[8..14] {
+        engine.submit(request.clone()).unwrap();
+    }
+    for _ in 0..3 {
+        engine.step().unwrap();
+    }
+    let stats = engine.stats();
+    assert!(stats.waiting > 0 && stats.blocks.used < 16, "{stats:?}");
+    let prior = Request {
+        priority: 1,
+        ..requests[20].clone()
+    };
+    let prior = engine.submit(prior).unwrap();
+    let events = [(); 3].map(|()| engine.step().unwrap());
+    let is_its = |event: &Event| matches!(event, Event::Token { request, .. } if *request == prior);
+    assert!(events.iter().flatten().any(is_its));
+}
+
+#[test]
+fn a_request_that_has_to_wait_leaves_the_cache_alone() {
+    let (mut engine, requests) = engine_that_knows_answers();
+    for request in &requests[8..10] {
+        engine.submit(request.clone()).unwrap();
+    }
+    engine.step().unwrap();
+    let long = Request::greedy((0..16).collect(), 16);
+    engine.submit(long).unwrap();
+    for _ in 0..8 {
+        let before = engine.stats();
+        engine.step().unwrap();
+        let after = engine.stats();
+        assert_eq!((after.waiting, after.running), (1, 2));
+        let n_lost = before.blocks.cached.saturating_sub(after.blocks.cached);
+        assert!(n_lost <= after.blocks.used - before.blocks.used);
+    }
+    run_all(&mut engine);
+}
+
 #[test]
 fn requests_that_wait_too_long_fail_and_running_ones_go_on() {
     let mut engine = Sizes::small(1).engine(always());
