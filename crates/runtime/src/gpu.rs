@@ -61,8 +61,9 @@ use tune::{IdleTuning, Tuner};
 use weights::DeviceWeights;
 pub(crate) use weights::file_bytes;
 
-/// Sequences of the largest graph; the sizes of graphs are powers of two.
-const MAX_BUCKET: usize = 64;
+/// The sizes of graphs are powers of two up to this many sequences, and multiples of [`BUCKET_STEP`] beyond.
+const LAST_POWER: usize = 64;
+const BUCKET_STEP: usize = 32;
 /// The id that the device returns for a row whose best logit is NaN or infinite.
 const NOT_FINITE: u32 = u32::MAX;
 
@@ -350,7 +351,10 @@ impl GpuBackend {
 
 /// Sequences of the smallest graph that fits `n` sequences.
 fn bucket(n: usize) -> usize {
-    n.min(MAX_BUCKET).next_power_of_two()
+    match n {
+        ..=LAST_POWER => n.next_power_of_two(),
+        _ => n.next_multiple_of(BUCKET_STEP),
+    }
 }
 
 /// Converts an id returned by the device to the output of its row.

@@ -300,6 +300,28 @@ fn graphs_and_launches_are_bit_identical(
     }
 }
 
+/// 70 sequences are padded to 96.
+#[test]
+fn many_sequences_decode_in_graphs() {
+    let Some(gpu) = test_gpu() else { return };
+    let model = short_model("qwen3", GgmlType::Q8_0, 1);
+    let n_vocab = model.config.n_vocab;
+    let prompts: Vec<_> = (0..70).map(|n| synth::prompt(1 + n % 3, n_vocab)).collect();
+    let run = |graphs| {
+        let device = Device::Gpu(GpuConfig {
+            graphs,
+            ..gpu.clone()
+        });
+        let config = EngineConfig {
+            max_seqs: prompts.len(),
+            ..config(&device)
+        };
+        let mut engine = Engine::start(&model, None, &config).unwrap();
+        generate(&mut engine, &prompts, 4)
+    };
+    assert_eq!(run(Graphs::On), run(Graphs::Off));
+}
+
 /// Returns sampling parameters of every kind that the GPU samples. It leaves the fifth to the host.
 fn samplings() -> Vec<SamplingParams> {
     let default = |seed| SamplingParams {

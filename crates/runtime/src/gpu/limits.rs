@@ -3,7 +3,7 @@
 
 use rocmforge_gpu::{Gpu, KvShape, Limit, ops};
 
-use super::{MAX_BUCKET, kv_type};
+use super::{bucket, kv_type};
 use crate::config::EngineConfig;
 use crate::error::{ConfigError, RuntimeError};
 use rocmforge_plan::{Op, Plan};
@@ -21,7 +21,8 @@ pub(crate) fn check(
 ) -> Result<(), RuntimeError> {
     let ty = kv_type(config.kv_type)?;
     // Decode steps are padded to the size of a graph.
-    let [max_tokens, max_logits] = [max_tokens, max_logits].map(|n| n.max(MAX_BUCKET));
+    let padded = bucket(config.max_seqs);
+    let [max_tokens, max_logits] = [max_tokens, max_logits].map(|n| n.max(padded));
     check_plan(gpu, plan, [max_tokens, max_logits], |layer| {
         let spec = &plan.kv[layer];
         KvShape {

@@ -8,7 +8,7 @@ use super::compile::{Segment, Stage};
 use super::run_op::Launcher;
 use super::step::{StepShape, StepToken};
 use super::timed::TimedStep;
-use super::{GpuBackend, Graphs, MAX_BUCKET, bucket};
+use super::{GpuBackend, Graphs, bucket};
 use crate::backend::OpObserver;
 use crate::output;
 use crate::times::StepPart;
@@ -100,7 +100,7 @@ impl GpuBackend {
     /// Returns the shape and kind of a step. Decode steps are padded to a few sizes so that graphs can be reused.
     fn shape(&self, batch: &Batch, chooser: Chooser) -> (StepShape, StepKind) {
         let n = batch.tokens.len();
-        let is_decode = batch.seqs.len() == n && batch.logits.len() == n && n <= MAX_BUCKET;
+        let is_decode = batch.seqs.len() == n && batch.logits.len() == n;
         match is_decode {
             true => (StepShape::decode(bucket(n), chooser), StepKind::Decode),
             false => {
