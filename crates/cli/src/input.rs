@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context as _, Result, anyhow};
 use rocmforge_gguf::escape_control;
 
 /// Longest text; longer or endless input is an error.
@@ -18,6 +18,14 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>> {
     };
     let file = std::fs::File::open(path).map_err(failed)?;
     read_bounded(file).map_err(failed)
+}
+
+/// Reads a file in UTF-8; errors name it.
+pub fn read_text(path: &Path) -> Result<String> {
+    String::from_utf8(read_file(path)?).with_context(|| {
+        let shown = path.to_string_lossy();
+        format!("'{}' is not UTF-8", escape_control(&shown))
+    })
 }
 
 /// Reads to the end; more than 256 MiB is an error.

@@ -20,6 +20,7 @@ use serde_json::json;
 
 use crate::args::{ServeArgs, with_long_names};
 use crate::exit::{Early, usage};
+use crate::input::read_text;
 use crate::output::{Out, note};
 use crate::peaks::Peaks;
 use crate::resolve;
@@ -49,9 +50,12 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
     let origins = Origins::parse(&args.cors).map_err(|error| usage(format!("--cors: {error}")))?;
     let collector = args.otlp.as_deref().map(Collector::parse).transpose();
     let collector = collector.map_err(|error| usage(format!("--otlp: {error}")))?;
+    let shared = args.shared_prefix.iter();
+    let shared_prefixes = shared.map(|path| read_text(path)).collect::<Result<_>>()?;
     let config = Config {
         address: SocketAddr::new(args.host, args.port),
         keys,
+        shared_prefixes,
         origins,
         tls,
         keys_file: args.keys.clone(),

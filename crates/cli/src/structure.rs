@@ -1,15 +1,14 @@
 //! Structured output: what `generate` makes an answer follow.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use rocmforge_engine::Constraint;
 use rocmforge_grammar::{Grammar, Source, Vocabulary};
 use rocmforge_text::tokenizer::Tokenizer;
 
 use crate::args::StructureArgs;
-use crate::input::read_file;
+use crate::input::read_text;
 
 /// Reads what the answer must be; `None` if anything is fine.
 pub fn read(args: &StructureArgs) -> Result<Option<Source>> {
@@ -17,11 +16,11 @@ pub fn read(args: &StructureArgs) -> Result<Option<Source>> {
         StructureArgs {
             json_schema: Some(path),
             ..
-        } => Source::JsonSchema(text(path)?),
+        } => Source::JsonSchema(read_text(path)?),
         StructureArgs {
             grammar: Some(path),
             ..
-        } => Source::from_grammar_file(&path.to_string_lossy(), text(path)?),
+        } => Source::from_grammar_file(&path.to_string_lossy(), read_text(path)?),
         StructureArgs {
             regex: Some(pattern),
             ..
@@ -33,13 +32,6 @@ pub fn read(args: &StructureArgs) -> Result<Option<Source>> {
         _ => return Ok(None),
     };
     Ok(Some(source))
-}
-
-fn text(path: &Path) -> Result<String> {
-    String::from_utf8(read_file(path)?).with_context(|| {
-        let path = path.to_string_lossy();
-        format!("'{}' is not UTF-8", rocmforge_gguf::escape_control(&path))
-    })
 }
 
 /// Compiles `source` for the tokens of a model.

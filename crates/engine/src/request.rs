@@ -55,6 +55,8 @@ pub struct Request {
     pub tenant: Arc<str>,
     /// Cached prefixes are shared only between requests with the same salt.
     pub cache_salt: Option<String>,
+    /// Tokens at the start of the prompt that requests with any salt share.
+    pub shared_tokens: usize,
     /// Whether control tokens such as `<|im_end|>` appear in the text.
     pub special_text: SpecialText,
     /// Whether to keep a leading space: text that continues the prompt needs it, an answer does not.
@@ -87,6 +89,7 @@ impl Request {
             priority: 0,
             tenant: Arc::default(),
             cache_salt: None,
+            shared_tokens: 0,
             special_text: SpecialText::Hide,
             leading_space: LeadingSpace::Keep,
             logprobs: None,

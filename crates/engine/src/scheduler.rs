@@ -117,7 +117,8 @@ impl Scheduler {
     /// Its first token would come too late.
     pub(crate) fn check(&mut self, sequence: &mut Sequence) -> Result<(), Failure> {
         if let Some(salt) = &sequence.request.cache_salt {
-            sequence.table = BlockTable::new(Some(self.pool.salted(salt)));
+            let n_unsalted = sequence.request.shared_tokens / self.pool.page();
+            sequence.table = BlockTable::new(Some(self.pool.salted(salt)), n_unsalted);
         }
         self.check_wait(sequence)
     }

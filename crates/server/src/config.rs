@@ -19,6 +19,8 @@ pub struct Config {
     pub keys: Keys,
     /// The file of `keys`, which is read again on SIGHUP.
     pub keys_file: Option<PathBuf>,
+    /// System messages that the caches of all keys share.
+    pub shared_prefixes: Vec<String>,
     /// Sites whose pages may ask.
     pub origins: Origins,
     /// Without it, connections are not encrypted.
@@ -47,6 +49,7 @@ impl Default for Config {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
             keys: Keys::default(),
             keys_file: None,
+            shared_prefixes: Vec::new(),
             origins: Origins::default(),
             tls: None,
             limits: Limits::default(),

@@ -95,6 +95,14 @@ pub struct ServeArgs {
         hide_env_values = true
     )]
     pub keys: Option<PathBuf>,
+    /// Text file with a system message that keys share in the cache; may be repeated. Without it, keys share nothing
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "ROCMFORGE_SHARED_PREFIX",
+        hide_env_values = true
+    )]
+    pub shared_prefix: Vec<PathBuf>,
     /// Site whose pages may ask, such as https://example.com; may be repeated. *: all sites, with --keys
     #[arg(
         long,

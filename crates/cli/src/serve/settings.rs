@@ -24,6 +24,7 @@ const OF_SERVER: &[&str] = &[
     "host",
     "port",
     "keys",
+    "shared-prefix",
     "cors",
     "tls-cert",
     "tls-key",

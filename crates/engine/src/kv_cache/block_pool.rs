@@ -178,6 +178,11 @@ impl BlockPool {
         self.hasher.salted(salt)
     }
 
+    /// Returns the hash that the chain of a sequence goes on with behind blocks that have no salt.
+    pub(super) fn salted_after(&self, last: PrefixHash, salt: PrefixHash) -> PrefixHash {
+        self.hasher.joined(last, salt)
+    }
+
     pub(super) fn hash_block(&self, parent: Option<PrefixHash>, tokens: &[TokenId]) -> PrefixHash {
         debug_assert_eq!(tokens.len(), self.page);
         self.hasher.block(parent, tokens)

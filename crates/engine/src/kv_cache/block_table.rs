@@ -13,18 +13,20 @@ pub struct BlockTable {
     blocks: Arc<Vec<u32>>,
     /// The hashes of the leading blocks that are in the prefix index.
     hashes: Vec<PrefixHash>,
-    /// What the chain of hashes begins with.
-    root: Option<PrefixHash>,
+    /// The salt in the chain of hashes, and the blocks before it.
+    salt: Option<PrefixHash>,
+    n_unsalted: usize,
     /// Whether a context shift dropped tokens. Later keys and values depend on them too, so a hash of the remaining
     /// tokens does not identify the content.
     has_forgotten: bool,
 }
 
 impl BlockTable {
-    /// Creates an empty table whose blocks are shared only with tables of the same `root`.
-    pub fn new(root: Option<PrefixHash>) -> BlockTable {
+    /// Creates an empty table whose blocks are shared only with tables of the same `salt`, except the first `n_unsalted`.
+    pub fn new(salt: Option<PrefixHash>, n_unsalted: usize) -> BlockTable {
         BlockTable {
-            root,
+            salt,
+            n_unsalted,
             ..BlockTable::default()
         }
     }
@@ -42,7 +44,7 @@ impl BlockTable {
     ) -> usize {
         assert!(self.blocks.is_empty(), "sharing starts at the first block");
         for block in tokens[..max_tokens.min(tokens.len())].chunks_exact(pool.page()) {
-            let hash = pool.hash_block(self.last_hash(), block);
+            let hash = pool.hash_block(self.parent(pool), block);
             let Some(block) = pool.find(hash) else { break };
             Arc::make_mut(&mut self.blocks).push(block.0);
             self.hashes.push(hash);
@@ -77,8 +79,16 @@ impl BlockTable {
         self.hashes.get(n_blocks.checked_sub(1)?).copied()
     }
 
-    fn last_hash(&self) -> Option<PrefixHash> {
-        self.hashes.last().copied().or(self.root)
+    /// Returns what the hash of the next block depends on.
+    fn parent(&self, pool: &BlockPool) -> Option<PrefixHash> {
+        let last = self.hashes.last().copied();
+        match (last, self.salt) {
+            (Some(last), Some(salt)) if self.hashes.len() == self.n_unsalted => {
+                Some(pool.salted_after(last, salt))
+            }
+            (None, salt) if self.n_unsalted == 0 => salt,
+            _ => last,
+        }
     }
 
     /// Allocates blocks for `n_tokens` tokens in total. Returns `false` and changes nothing if the pool has too few.
@@ -109,7 +119,7 @@ impl BlockTable {
             .enumerate()
             .skip(self.hashes.len())
         {
-            let hash = pool.hash_block(self.last_hash(), tokens);
+            let hash = pool.hash_block(self.parent(pool), tokens);
             pool.index(BlockId(self.blocks[at]), hash);
             self.hashes.push(hash);
         }
@@ -120,7 +130,7 @@ impl BlockTable {
         for block in self.blocks().rev() {
             pool.release(block);
         }
-        *self = BlockTable::new(self.root);
+        *self = BlockTable::new(self.salt, self.n_unsalted);
     }
 
     /// Removes all blocks from the prefix index, shared ones too: their content may be wrong.
@@ -221,7 +231,7 @@ mod tests {
     fn shares_only_with_the_same_salt() {
         let mut pool = BlockPool::new(8, 4);
         let prompt = tokens(8, 0);
-        let salted = |pool: &BlockPool, salt: &str| BlockTable::new(Some(pool.salted(salt)));
+        let salted = |pool: &BlockPool, salt: &str| BlockTable::new(Some(pool.salted(salt)), 0);
         let mut table = salted(&pool, "a");
         assert!(table.reserve(&mut pool, 8));
         table.index_full_blocks(&mut pool, &prompt);
@@ -238,6 +248,32 @@ mod tests {
         assert_eq!(shared(other), 0);
         // A table keeps its salt when it is released.
         assert_eq!(shared(table), 8);
+    }
+
+    /// Tables of two salts share two blocks, and what follows only with the same salt, after the same blocks.
+    #[test]
+    fn salts_follow_shared_blocks() {
+        let mut pool = BlockPool::new(32, 4);
+        let mut shared = |salt: &str, n_unsalted: usize, prompt: &[TokenId]| {
+            let mut table = BlockTable::new(Some(pool.salted(salt)), n_unsalted);
+            let n = table.share_prefix(&mut pool, prompt, prompt.len());
+            assert!(table.reserve(&mut pool, prompt.len()));
+            table.index_full_blocks(&mut pool, prompt);
+            table.release(&mut pool);
+            check(&pool, &[&table]);
+            n
+        };
+        let prompt = tokens(16, 0);
+        assert_eq!(shared("a", 2, &prompt), 0);
+        assert_eq!(shared("a", 2, &prompt), 16);
+        assert_eq!(shared("b", 2, &prompt), 8);
+        assert_eq!(shared("b", 2, &prompt), 16);
+        // Another number of shared blocks, or others: those that follow are others.
+        assert_eq!(shared("a", 1, &prompt), 4);
+        assert_eq!(shared("a", 0, &prompt), 0);
+        let mut other = prompt.clone();
+        other[5] += 1;
+        assert_eq!(shared("a", 2, &other), 4);
     }
 
     #[test]

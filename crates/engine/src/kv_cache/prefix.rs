@@ -24,6 +24,11 @@ impl PrefixHasher {
         PrefixHash(self.keys.0.hash_one(salt), self.keys.1.hash_one(salt))
     }
 
+    /// Returns a hash of two.
+    pub(super) fn joined(&self, a: PrefixHash, b: PrefixHash) -> PrefixHash {
+        PrefixHash(self.keys.0.hash_one((a, b)), self.keys.1.hash_one((a, b)))
+    }
+
     /// Hashes a block of `tokens` that follows the blocks of `parent`.
     pub(super) fn block(&self, parent: Option<PrefixHash>, tokens: &[TokenId]) -> PrefixHash {
         PrefixHash(

@@ -152,6 +152,7 @@ impl Choices {
             leads.extend((0..group.len()).map(|at| at == 0));
             for request in &mut group {
                 request.tenant = Arc::clone(&tenant);
+                request.shared_tokens = model.shared.n_shared(&request.prompt);
             }
             group
         });

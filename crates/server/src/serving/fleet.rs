@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::http::error::{ApiError, whole_seconds};
 use crate::observe::metrics::Metrics;
 use crate::serving::model::Served;
+use crate::serving::shared::SharedPrefixes;
 use crate::serving::slot::{Failed, KeepAlive, LoadError, Offer, Resident, Slot, State};
 
 /// Time between two looks for models that nobody uses, unless they are to leave sooner.
@@ -32,6 +33,8 @@ pub(crate) struct Fleet {
     /// Time after which loading a model is tried again that could not be loaded.
     retry_time: Duration,
     metrics: Arc<Metrics>,
+    /// System messages that the caches of all keys share.
+    shared_prefixes: Arc<[String]>,
     notice: fn(&str),
     /// Whose turn it is to load.
     loading: tokio::sync::Mutex<()>,
@@ -63,6 +66,7 @@ impl Fleet {
             idle_time: config.idle_unload,
             retry_time: config.limits.load_retry_time,
             metrics,
+            shared_prefixes: config.shared_prefixes.as_slice().into(),
             notice: config.notice,
             loading: tokio::sync::Mutex::default(),
             lost: watch::Sender::default(),
@@ -317,10 +321,24 @@ impl Fleet {
         }
         self.make_room(bytes).await;
         let (of_slot, metrics) = (Arc::clone(slot), self.metrics.of_model(slot.name()));
+        let (texts, notice) = (Arc::clone(&self.shared_prefixes), self.notice);
         let served = blocking(move || {
             let model = (prepared.start)(bytes)?;
             let defaults = of_slot.offer.defaults.clone();
-            Ok(Served::new(of_slot.name(), model, defaults, metrics))
+            let shared = model
+                .shared_prefixes(&texts, &defaults)
+                .unwrap_or_else(|error| {
+                    let name = of_slot.name();
+                    notice(&format!("notice: keys share no prefix of {name}: {error}"));
+                    SharedPrefixes::default()
+                });
+            Ok(Served::new(
+                of_slot.name(),
+                model,
+                defaults,
+                shared,
+                metrics,
+            ))
         });
         let served = Arc::new(served.await?);
         Ok(Some(Resident { served, bytes }))

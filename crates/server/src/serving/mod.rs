@@ -10,6 +10,7 @@ pub(crate) mod lifecycle;
 pub(crate) mod model;
 pub(crate) mod reader;
 pub(crate) mod resume;
+pub(crate) mod shared;
 pub(crate) mod slot;
 pub(crate) mod structured;
 pub(crate) mod workers;

@@ -9,7 +9,7 @@ use rocmforge_engine::serve::Server as Engine;
 use rocmforge_gguf::{Gguf, TokenId};
 use rocmforge_model::Embedding;
 use rocmforge_text::answer::Format;
-use rocmforge_text::chat_template::ChatTemplate;
+use rocmforge_text::chat_template::{ChatTemplate, TemplateError};
 use rocmforge_text::infill::{Gap, gap_prompt};
 use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
@@ -21,6 +21,7 @@ use crate::observe::metrics::ModelMetrics;
 use crate::observe::steps::Steps;
 use crate::serving::costs::Costs;
 use crate::serving::identity::Identity;
+use crate::serving::shared::SharedPrefixes;
 use crate::serving::structured::Grammars;
 
 /// The field with variables for the chat template.
@@ -37,6 +38,22 @@ pub struct Model {
     pub embedding: Option<Embedding>,
     /// What its steps cost at least.
     pub costs: Costs,
+}
+
+impl Model {
+    /// Returns what the caches of all keys share of conversations with the system messages `texts`.
+    pub(crate) fn shared_prefixes(
+        &self,
+        texts: &[String],
+        defaults: &Map<String, Value>,
+    ) -> Result<SharedPrefixes, TemplateError> {
+        if self.embedding.is_some() {
+            return Ok(SharedPrefixes::default());
+        }
+        let variables = defaults.get(TEMPLATE_VARIABLES);
+        let of_text = (&self.template, &*self.tokenizer);
+        SharedPrefixes::new(texts, of_text, variables.and_then(Value::as_object))
+    }
 }
 
 /// A model in memory.
@@ -57,6 +74,7 @@ pub(crate) struct Served {
     /// How it writes reasoning and calls of tools.
     pub(crate) format: Format,
     pub(crate) grammars: Grammars,
+    pub(crate) shared: SharedPrefixes,
     pub(crate) metrics: ModelMetrics,
     /// Ends with the model. The last field is dropped last, when the engine's memory is free.
     life: watch::Sender<()>,
@@ -67,6 +85,7 @@ impl Served {
         name: &str,
         model: Model,
         defaults: Map<String, Value>,
+        shared: SharedPrefixes,
         metrics: ModelMetrics,
     ) -> Served {
         let identity = Identity::of(&model);
@@ -101,6 +120,7 @@ impl Served {
             steps,
             format,
             grammars: Grammars::default(),
+            shared,
             metrics,
             life: watch::Sender::new(()),
         }

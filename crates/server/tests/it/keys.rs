@@ -1,9 +1,9 @@
 //! Keys, scopes and limits.
 
-use rocmforge_server::{Keys, NewKey};
+use rocmforge_server::{Config, Keys, NewKey};
 use serde_json::json;
 
-use crate::client::{Reply, TestServer, forge_mini, local, small};
+use crate::client::{Reply, TestServer, forge_mini, local, roomy, small};
 
 fn server(lines: &str) -> TestServer {
     let mut config = local();
@@ -83,6 +83,46 @@ fn a_key_has_a_number_of_requests_and_tokens() {
     let reply = post(&server, &few.key, json!({}));
     assert!(reply.header("retry-after").unwrap().parse::<u64>().unwrap() > 60);
     assert_eq!(reply.error(429)["type"], "rate_limit_error");
+}
+
+/// What keys share is the message that the owner names, and nothing that follows it.
+#[test]
+fn keys_share_a_named_prefix() {
+    let (a, b) = (NewKey::create("a").unwrap(), NewKey::create("b").unwrap());
+    let system = "You answer questions about the river. ".repeat(12);
+    let config = Config {
+        keys: Keys::parse(&format!("{}\n{}", a.line, b.line)).unwrap(),
+        shared_prefixes: vec!["Another text.".into(), system.clone()],
+        ..local()
+    };
+    let server = TestServer::start(config, vec![forge_mini(roomy())]);
+    let ask = |key: &str, system: &str| {
+        let bearer = format!("Bearer {key}");
+        let body = json!({"max_tokens": 1, "messages": [
+            {"role": "system", "content": system},
+            {"role": "user", "content": "What is a delta? ".repeat(12)},
+        ]});
+        let headers = [("authorization", bearer.as_str())];
+        let reply = server.send(
+            "/v1/chat/completions",
+            body.to_string().as_bytes(),
+            &headers,
+        );
+        let usage = reply.ok()["usage"].clone();
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+        (cached.unwrap(), usage["prompt_tokens"].as_u64().unwrap())
+    };
+    let (cached, n_prompt) = ask(&a.key, &system);
+    assert_eq!(cached, 0);
+    let (again, _) = ask(&a.key, &system);
+    let (of_other, _) = ask(&b.key, &system);
+    assert!(of_other >= 64, "{of_other} of {n_prompt}");
+    // At least the question is the other key's own.
+    assert!(of_other + 32 < again, "{of_other}, {again} of {n_prompt}");
+    let own = "I keep this to myself. ".repeat(16);
+    assert_eq!(ask(&a.key, &own).0, 0);
+    assert!(ask(&a.key, &own).0 >= 64);
+    assert_eq!(ask(&b.key, &own).0, 0);
 }
 
 #[test]
