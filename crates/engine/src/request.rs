@@ -55,7 +55,7 @@ pub struct Request {
     pub tenant: Arc<str>,
     /// Cached prefixes are shared only between requests with the same salt.
     pub cache_salt: Option<String>,
-    /// Tokens at the start of the prompt that requests with any salt share.
+    /// Tokens at the start of the prompt that requests with any salt share; at most the whole prompt.
     pub shared_tokens: usize,
     /// Whether control tokens such as `<|im_end|>` appear in the text.
     pub special_text: SpecialText,

@@ -117,7 +117,8 @@ impl Scheduler {
     /// Its first token would come too late.
     pub(crate) fn check(&mut self, sequence: &mut Sequence) -> Result<(), Failure> {
         if let Some(salt) = &sequence.request.cache_salt {
-            let n_unsalted = sequence.request.shared_tokens / self.pool.page();
+            let n_shared = sequence.request.shared_tokens.min(sequence.n_prompt);
+            let n_unsalted = n_shared / self.pool.page();
             sequence.table = BlockTable::new(Some(self.pool.salted(salt)), n_unsalted);
         }
         self.check_wait(sequence)
@@ -343,17 +344,25 @@ impl Scheduler {
                     .table
                     .share_prefix(&mut self.pool, &sequence.tokens, n_shareable);
         }
-        let mut has_slot = true;
+        let n_cached = sequence.n_submitted;
+        let mut snapshot = None;
         if let Some(slots) = &mut self.slots {
-            let n_cached = sequence.n_submitted;
-            let (n_tokens, snapshot) = sequence.table.cut_to_snapshot(&mut self.pool, slots);
-            sequence.n_submitted = n_tokens;
-            has_slot = sequence.states.begin(slots, snapshot, n_cached);
+            (sequence.n_submitted, snapshot) =
+                sequence.table.cut_to_snapshot(&mut self.pool, slots);
+        }
+        // Before anything is taken: blocks and slots keep what is cached in them.
+        let mut fits = self.has_room(slot);
+        let sequence = &mut self.sequences[slot];
+        if let Some(slots) = &mut self.slots {
+            match fits {
+                true => fits = sequence.states.begin(slots, snapshot, n_cached),
+                false => snapshot
+                    .into_iter()
+                    .for_each(|snapshot| slots.release(snapshot)),
+            }
         }
         let n_tokens = (sequence.len() + 1).min(n_ctx);
-        has_slot = has_slot && self.has_room(slot);
-        let sequence = &mut self.sequences[slot];
-        if !has_slot || !sequence.table.reserve(&mut self.pool, n_tokens) {
+        if !fits || !sequence.table.reserve(&mut self.pool, n_tokens) {
             sequence.table.release(&mut self.pool);
             if let Some(slots) = &mut self.slots {
                 sequence.states.release(slots);

@@ -474,26 +474,32 @@ fn answers_of_a_known_length_are_not_preempted() {
     assert_eq!(engine.stats().preemptions, before);
 }
 
-/// Answers of others become as long as they want once nobody prior needs the room.
+/// Requests of lower priority give their blocks back to two prior ones, whose answers are to come.
 #[test]
-fn a_prior_request_does_not_wait_for_the_answers_of_others() {
+fn prior_requests_do_not_wait_for_the_answers_of_others() {
     let (mut engine, requests) = engine_that_knows_answers();
     for request in &requests[8..14] {
         engine.submit(request.clone()).unwrap();
     }
-    for _ in 0..3 {
+    for _ in 0..12 {
         engine.step().unwrap();
     }
     let stats = engine.stats();
     assert!(stats.waiting > 0 && stats.blocks.used < 16, "{stats:?}");
-    let prior = Request {
-        priority: 1,
-        ..requests[20].clone()
-    };
-    let prior = engine.submit(prior).unwrap();
-    let events = [(); 3].map(|()| engine.step().unwrap());
-    let is_its = |event: &Event| matches!(event, Event::Token { request, .. } if *request == prior);
-    assert!(events.iter().flatten().any(is_its));
+    let prior = [20, 21].map(|i: usize| {
+        let request = Request {
+            priority: 1,
+            ..requests[i].clone()
+        };
+        engine.submit(request).unwrap()
+    });
+    let events: Vec<Event> = (0..4).flat_map(|_| engine.step().unwrap()).collect();
+    for prior in prior {
+        let is_its =
+            |event: &Event| matches!(event, Event::Token { request, .. } if *request == prior);
+        assert!(events.iter().any(is_its));
+    }
+    run_all(&mut engine);
 }
 
 #[test]

@@ -142,7 +142,7 @@ impl BlockPool {
     }
 
     /// Drops one reference.
-    pub(super) fn release(&mut self, id: BlockId) {
+    pub(crate) fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
         block.refs = block
             .refs

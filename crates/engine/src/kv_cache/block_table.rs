@@ -74,6 +74,12 @@ impl BlockTable {
         (n_kept * pool.page(), found.map(|(_, snapshot)| snapshot))
     }
 
+    /// Returns how many blocks no other table has. Shared ones are the first.
+    pub fn n_own(&self, pool: &BlockPool) -> usize {
+        let is_shared = |&block: &u32| pool.n_references(BlockId(block)) > 1;
+        self.blocks.len() - self.blocks.partition_point(is_shared)
+    }
+
     /// Returns the hash of the first `n_blocks` blocks, if they are in the prefix index.
     pub(super) fn hash_of(&self, n_blocks: usize) -> Option<PrefixHash> {
         self.hashes.get(n_blocks.checked_sub(1)?).copied()

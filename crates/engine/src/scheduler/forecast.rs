@@ -80,7 +80,8 @@ impl Scheduler {
         let prompts = prompt_time(n_prompts)?;
         let n_new = before.requests + 1;
         let without_place = (n_running + n_new).saturating_sub(self.limits.max_seqs);
-        let n_blocks = (before.tokens + n_tokens) / self.pool.page() + n_new;
+        let n_prompt_blocks = (before.tokens + n_tokens) / self.pool.page();
+        let n_blocks = n_prompt_blocks + n_new * self.n_answer_blocks().max(1);
         let n_used = self.pool.n_blocks() - self.pool.n_free();
         let without_blocks = n_blocks.saturating_sub(self.pool.n_free()) * n_running;
         let n_ends = without_place.max(without_blocks.div_ceil(n_used.max(1)));

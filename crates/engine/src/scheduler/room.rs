@@ -4,7 +4,6 @@
 use std::cmp::Reverse;
 
 use super::Scheduler;
-use crate::sequence::Sequence;
 use crate::sequences::Slot;
 
 /// The number of answers over which their mean is taken, and how many say enough.
@@ -47,6 +46,14 @@ struct Growth {
     n_own: usize,
 }
 
+impl Growth {
+    /// Returns how many blocks of `page` tokens it takes until it ends.
+    fn n_more(self, page: usize) -> usize {
+        let n_blocks = (self.n_tokens + self.n_to_come).div_ceil(page);
+        n_blocks.saturating_sub(self.n_blocks)
+    }
+}
+
 /// Returns the most blocks of `page` tokens that sequences need at a time, beyond those that they have. They grow equally
 /// fast.
 fn most_needed(mut sequences: Vec<Growth>, page: usize) -> usize {
@@ -76,27 +83,30 @@ impl Scheduler {
         self.answers.record(n_tokens);
     }
 
-    /// Whether a waiting sequence, which has blocks of the cache already, and its answer will probably fit beside those
-    /// whose turn is before it. Others give their blocks back when these need them.
+    /// Whether a waiting sequence, which shares blocks of the cache already, and its answer will probably fit beside the
+    /// running sequences of its priority and of higher ones. Those of lower ones give their blocks back when these need
+    /// them.
     pub(super) fn has_room(&self, slot: Slot) -> bool {
         let sequence = &self.sequences[slot];
-        let before = &self.running[..self.place(sequence.turn())];
+        // The order of `running`.
+        let priority = sequence.request.priority;
+        let is_prior = |slot: &Slot| self.sequences[*slot].request.priority >= priority;
+        let (prior, others) = (self.running).split_at(self.running.partition_point(is_prior));
         // A sequence of a trial was admitted before; the others stand still.
-        if before.is_empty() || sequence.trial.is_some() {
+        if prior.is_empty() || sequence.trial.is_some() {
             return true;
         }
-        let of_running = |&slot: &Slot| {
-            let sequence = &self.sequences[slot];
-            let n_found = sequence.n_cached / self.pool.page();
-            let n_blocks = sequence.table.blocks().len();
-            self.growth(sequence, n_blocks.saturating_sub(n_found))
-        };
-        let mut all: Vec<Growth> = before.iter().map(of_running).collect();
-        all.push(self.growth(sequence, 0));
-        most_needed(all, self.pool.page()) <= self.pool.n_free()
+        let n_own = |slot: &Slot| self.sequences[*slot].table.n_own(&self.pool);
+        let n_free = self.pool.n_free() + others.iter().map(n_own).sum::<usize>();
+        let page = self.pool.page();
+        let all = || prior.iter().chain([&slot]).map(|slot| self.growth(*slot));
+        // Mostly, even all together would fit.
+        let n_all: usize = all().map(|growth| growth.n_more(page)).sum();
+        n_all <= n_free || most_needed(all().collect(), page) <= n_free
     }
 
-    fn growth(&self, sequence: &Sequence, n_own: usize) -> Growth {
+    fn growth(&self, slot: Slot) -> Growth {
+        let sequence = &self.sequences[slot];
         let max_tokens = sequence.request.max_tokens;
         let n_to_come = self.answers.to_come(sequence.n_generated(), max_tokens);
         let n_tokens = sequence.len().min(self.limits.n_ctx);
@@ -104,8 +114,14 @@ impl Scheduler {
             n_tokens,
             n_to_come: n_to_come.min(self.limits.n_ctx - n_tokens),
             n_blocks: sequence.table.blocks().len(),
-            n_own,
+            n_own: sequence.table.n_own(&self.pool),
         }
+    }
+
+    /// Returns how many blocks the answer of a new request will probably take.
+    pub(super) fn n_answer_blocks(&self) -> usize {
+        let n_tokens = self.answers.to_come(0, usize::MAX);
+        n_tokens.div_ceil(self.pool.page())
     }
 }
 

@@ -118,8 +118,11 @@ impl Embedding {
         while self.under_way.len() < AHEAD
             && let Some(text) = self.texts.pop_front()
         {
+            let tenant = self.ticket.tenant();
             let request = Request {
-                tenant: self.ticket.tenant(),
+                // As that of answers.
+                cache_salt: (!tenant.is_empty()).then(|| format!("{tenant}:")),
+                tenant,
                 start_by: Some(Instant::now() + self.max_queue_time),
                 ..Request::embedding(text.clone(), self.pooled.tokens)
             };
