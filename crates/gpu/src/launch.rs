@@ -221,18 +221,17 @@ impl Gpu {
         self.launch_clusters(kernel, (grid, 1), n_threads, shared_bytes, params)
     }
 
-    /// [`launch`](Gpu::launch), where so many blocks as `clusters` says after the grid are a cluster: they run at the same
-    /// time on neighbouring processors and share their memory. Only Hopper's kernels (`kernels/hopper`) have clusters of
-    /// more than one.
+    /// [`launch`](Gpu::launch) of a grid and the number of blocks of a cluster. Those run at the same time on neighbouring
+    /// processors and share their memory. Only Hopper's kernels (`kernels/hopper`) have clusters of more than one.
     pub(crate) fn launch_clusters<P: Layout>(
         &self,
         kernel: &Kernel<P>,
-        clusters: ([u32; 3], u32),
+        (grid, cluster): ([u32; 3], u32),
         n_threads: u32,
         shared_bytes: u32,
         params: &P,
     ) -> Result<(), GpuError> {
-        let blocks = (clusters, n_threads, shared_bytes);
+        let blocks = ((grid, cluster), n_threads, shared_bytes);
         self.queue(kernel, blocks, params, Start::Overlapping)
     }
 

@@ -18,6 +18,8 @@ pub enum Variant {
     /// The smaller or the larger tiles of GEMM of codes.
     TilesSmall,
     TilesLarge,
+    /// The widest tiles of GEMM in f16, for any number of rows from 17 on.
+    TilesWide,
     /// Attention of each row by itself, for any number of rows.
     AttentionDecode,
     /// Attention with loads shared by several rows, even for few rows.
@@ -43,12 +45,13 @@ pub enum Variant {
 }
 
 /// Every variant with its name `KIND=NAME`. One of each kind can be forced.
-const NAMES: [(Variant, &str); 16] = [
+const NAMES: [(Variant, &str); 17] = [
     (Variant::ProductsMatvec, "products=matvec"),
     (Variant::ProductsMatmul, "products=matmul"),
     (Variant::ProductsCodes, "products=codes"),
     (Variant::TilesSmall, "tiles=small"),
     (Variant::TilesLarge, "tiles=large"),
+    (Variant::TilesWide, "tiles=wide"),
     (Variant::AttentionDecode, "attention=decode"),
     (Variant::AttentionPrefill, "attention=prefill"),
     (Variant::AttentionExact, "attention=exact"),

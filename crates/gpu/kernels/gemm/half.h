@@ -41,8 +41,8 @@ struct HalfParams {
     // [n_in / 64, n_octets], 1,024 bytes each, and what to multiply the sums of each row with.
     const u8* x;
     const float* factors;
-    // Sums of divided tiles, two for each block, and for each of these tiles the number of parts that are done: zero
-    // before and after the launch.
+    // Sums of divided tiles, two for each block, and for each block's share of these tiles the number of parts that are
+    // done: zero before and after the launch.
     float* parts;
     u64* counters;
     // Of an MoE layer, or null; and the bytes from an expert's matrix to the next one's.

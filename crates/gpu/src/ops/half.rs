@@ -285,6 +285,7 @@ impl GemmHalves {
         Ok(match works[0].experts {
             Some(experts) if experts.routing.has_up_to(SOME_ROWS) => by_rows[1],
             Some(_) => by_rows[2],
+            None if gpu.takes(Variant::TilesWide) => by_rows[3],
             None if n_rows <= few.rows => by_rows[0],
             None => {
                 let [_, some, larger @ ..] = by_rows;

@@ -191,6 +191,15 @@ fn every_tile() {
         ] {
             check(&gpu, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
         }
+        // The last rows of a tile may be so few that one block of a cluster has nothing to copy.
+        let wide = gpu.with_variants("tiles=wide".parse().unwrap());
+        for [n_rows, n_in] in [[20, 256], [136, 512], [264, 512], [300, 256]] {
+            check(&wide, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
+        }
+        let divides = gpu.with_variants("tiles=wide,splits=on".parse().unwrap());
+        for [n_rows, n_in] in [[256, 2560], [300, 1536]] {
+            check(&divides, ty, [n_rows, n_in], [20, 130, 300], Fill::Random);
+        }
         let divides = gpu.with_variants("splits=on".parse().unwrap());
         for [n_rows, n_in] in [[30, 1024], [60, 1024], [100, 1536], [256, 2560]] {
             check(&divides, ty, [n_rows, n_in], [20, 130, 66], Fill::Random);

@@ -238,3 +238,9 @@ fn a_prompt_attends_to_heads() {
     let error = (error / size).sqrt();
     assert!(error < 4e-2 && error > 0.0, "{error:.1e}");
 }
+
+#[test]
+fn graphs_are_padded_to_few_sizes() {
+    let sizes = [1, 3, 33, 64, 65, 96, 97, 1000].map(super::bucket);
+    assert_eq!(sizes, [1, 4, 64, 64, 96, 96, 128, 1024]);
+}

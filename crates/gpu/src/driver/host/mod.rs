@@ -128,7 +128,7 @@ impl VendorApi for Host {
         Ok(Facts {
             name: format!("CPU emulator of {}", persona.describe()),
             architecture: format!("host-{persona}"),
-            n_compute_units: 3,
+            n_compute_units: 4,
             integrated: true,
             max_shared_bytes: max_shared_bytes(persona),
             clock_khz: 1_000_000,

@@ -7,7 +7,8 @@ use crate::variant::Variant;
 /// A part of a tile has at least this many rounds.
 const MIN_ROUNDS: usize = 4;
 
-/// What the tiles of a kernel cost: fitted to times of 73 products with Q4_K on an H100, of 96 to 2,048 rows.
+/// What the tiles of a kernel cost. Those of 64 rows and more are fitted to times of 73 products with Q4_K on an H100, of 96
+/// to 2,048 rows.
 #[derive(Clone, Copy)]
 pub(super) struct Cost {
     round_us: f64,
@@ -99,7 +100,7 @@ impl Division {
     /// For products of the same activations: the faster of whole tiles and of tiles that fill the device evenly.
     pub(super) fn new(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> Division {
         let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
-        let n_units = gpu.n_compute_units() as usize / tile.cluster;
+        let n_units = (gpu.n_compute_units() as usize / tile.cluster).max(1);
         let at_once = n_units * tile.blocks;
         if let Some(experts) = &works[0].experts {
             // The device knows how many tiles of rows there are.
