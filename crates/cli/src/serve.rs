@@ -7,14 +7,17 @@ mod settings;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rocmforge_gguf::escape_control;
 use rocmforge_runtime::free_bytes;
 use rocmforge_runtime::gpu::WhenIdle;
 use rocmforge_server::{
-    Collector, Config, Keys, Limits, LogContent, NewKey, Origins, Server, ServerError, Tls,
+    Collector, Config, Keys, Limits, LogContent, NewKey, Origins, Server, ServerError,
+    SharedPrefix, Tls,
 };
 use serde_json::json;
 
@@ -50,8 +53,12 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
     let origins = Origins::parse(&args.cors).map_err(|error| usage(format!("--cors: {error}")))?;
     let collector = args.otlp.as_deref().map(Collector::parse).transpose();
     let collector = collector.map_err(|error| usage(format!("--otlp: {error}")))?;
+    let read = |path: &PathBuf| {
+        let name = escape_control(&path.to_string_lossy()).into_owned();
+        read_text(path).map(|text| SharedPrefix { name, text })
+    };
     let shared = args.shared_prefix.iter();
-    let shared_prefixes = shared.map(|path| read_text(path)).collect::<Result<_>>()?;
+    let shared_prefixes = shared.map(read).collect::<Result<_>>()?;
     let config = Config {
         address: SocketAddr::new(args.host, args.port),
         keys,

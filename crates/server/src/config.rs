@@ -20,7 +20,7 @@ pub struct Config {
     /// The file of `keys`, which is read again on SIGHUP.
     pub keys_file: Option<PathBuf>,
     /// System messages that the caches of all keys share.
-    pub shared_prefixes: Vec<String>,
+    pub shared_prefixes: Vec<SharedPrefix>,
     /// Sites whose pages may ask.
     pub origins: Origins,
     /// Without it, connections are not encrypted.
@@ -62,6 +62,14 @@ impl Default for Config {
             drain_timeout: Duration::from_secs(30),
         }
     }
+}
+
+/// A system message that the caches of all keys share.
+#[derive(Debug, Clone)]
+pub struct SharedPrefix {
+    /// What notices call it.
+    pub name: String,
+    pub text: String,
 }
 
 /// Bounds of what clients may ask for.

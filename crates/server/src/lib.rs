@@ -25,7 +25,7 @@ mod run;
 mod serving;
 
 pub use bodies::read_body;
-pub use config::{Config, Limits};
+pub use config::{Config, Limits, SharedPrefix};
 pub use http::cors::{OriginError, Origins};
 pub use http::keys::{Keys, KeysError, NewKey};
 pub use http::tls::{Tls, TlsError};

@@ -153,7 +153,8 @@ pub(super) fn all(shape: &Shape) -> Vec<Tensor> {
         shape,
         tensors: Vec::new(),
     };
-    // What a token is outlasts the layers, as in a trained model: else all tokens would choose the same few experts.
+    // Embeddings stay the largest part of the hidden state: else, after some layers, all tokens would choose the same few
+    // experts. Gemma multiplies its embeddings itself.
     let embedding = match shape.experts {
         Some(_) if arch != "gemma4" => Values::Embedding,
         _ => Values::Matrix,

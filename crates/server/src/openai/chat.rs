@@ -228,6 +228,7 @@ impl Chat {
         let model = Arc::clone(model);
         let work = move || {
             let began = Instant::now();
+            model.render_shared();
             let rendered = self.rendered(&model)?;
             let template = began.elapsed();
             let tokenizer = &model.tokenizer;

@@ -11,11 +11,10 @@ use rocmforge_engine::Failure;
 use rocmforge_engine::serve::Handle;
 use tokio::sync::watch;
 
-use crate::config::Config;
+use crate::config::{Config, SharedPrefix};
 use crate::http::error::{ApiError, whole_seconds};
 use crate::observe::metrics::Metrics;
 use crate::serving::model::Served;
-use crate::serving::shared::SharedPrefixes;
 use crate::serving::slot::{Failed, KeepAlive, LoadError, Offer, Resident, Slot, State};
 
 /// Time between two looks for models that nobody uses, unless they are to leave sooner.
@@ -34,7 +33,7 @@ pub(crate) struct Fleet {
     retry_time: Duration,
     metrics: Arc<Metrics>,
     /// System messages that the caches of all keys share.
-    shared_prefixes: Arc<[String]>,
+    shared_prefixes: Arc<[SharedPrefix]>,
     notice: fn(&str),
     /// Whose turn it is to load.
     loading: tokio::sync::Mutex<()>,
@@ -321,24 +320,18 @@ impl Fleet {
         }
         self.make_room(bytes).await;
         let (of_slot, metrics) = (Arc::clone(slot), self.metrics.of_model(slot.name()));
-        let (texts, notice) = (Arc::clone(&self.shared_prefixes), self.notice);
+        let (shared, notice) = (Arc::clone(&self.shared_prefixes), self.notice);
         let served = blocking(move || {
             let model = (prepared.start)(bytes)?;
             let defaults = of_slot.offer.defaults.clone();
-            let shared = model
-                .shared_prefixes(&texts, &defaults)
-                .unwrap_or_else(|error| {
-                    let name = of_slot.name();
-                    notice(&format!("notice: keys share no prefix of {name}: {error}"));
-                    SharedPrefixes::default()
-                });
-            Ok(Served::new(
-                of_slot.name(),
-                model,
-                defaults,
-                shared,
-                metrics,
-            ))
+            let served = Served::new(of_slot.name(), model, defaults, shared, metrics);
+            for (name, error) in served.render_shared() {
+                let model = of_slot.name();
+                notice(&format!(
+                    "notice: {name} is no shared prefix of {model}: {error}"
+                ));
+            }
+            Ok(served)
         });
         let served = Arc::new(served.await?);
         Ok(Some(Resident { served, bytes }))

@@ -15,6 +15,7 @@ use rocmforge_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
+use crate::config::SharedPrefix;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::observe::metrics::ModelMetrics;
@@ -38,22 +39,6 @@ pub struct Model {
     pub embedding: Option<Embedding>,
     /// What its steps cost at least.
     pub costs: Costs,
-}
-
-impl Model {
-    /// Returns what the caches of all keys share of conversations with the system messages `texts`.
-    pub(crate) fn shared_prefixes(
-        &self,
-        texts: &[String],
-        defaults: &Map<String, Value>,
-    ) -> Result<SharedPrefixes, TemplateError> {
-        if self.embedding.is_some() {
-            return Ok(SharedPrefixes::default());
-        }
-        let variables = defaults.get(TEMPLATE_VARIABLES);
-        let of_text = (&self.template, &*self.tokenizer);
-        SharedPrefixes::new(texts, of_text, variables.and_then(Value::as_object))
-    }
 }
 
 /// A model in memory.
@@ -85,7 +70,7 @@ impl Served {
         name: &str,
         model: Model,
         defaults: Map<String, Value>,
-        shared: SharedPrefixes,
+        shared: Arc<[SharedPrefix]>,
         metrics: ModelMetrics,
     ) -> Served {
         let identity = Identity::of(&model);
@@ -97,6 +82,7 @@ impl Served {
             embedding,
             costs,
         } = model;
+        let is_text = embedding.is_none();
         let format = Format::of_template(template.source());
         let steps = Arc::new(metrics.steps());
         let to = Arc::clone(&steps);
@@ -120,7 +106,11 @@ impl Served {
             steps,
             format,
             grammars: Grammars::default(),
-            shared,
+            // Texts to embed are no conversations.
+            shared: SharedPrefixes::new(match is_text {
+                true => shared,
+                false => Arc::default(),
+            }),
             metrics,
             life: watch::Sender::new(()),
         }
@@ -129,6 +119,14 @@ impl Served {
     /// Returns a receiver that fails once the model is not in memory any more.
     pub(crate) fn gone(&self) -> watch::Receiver<()> {
         self.life.subscribe()
+    }
+
+    /// Renders the beginnings of prompts that keys share, once a day. Returns the messages that the template does not take.
+    pub(crate) fn render_shared(&self) -> Vec<(&str, TemplateError)> {
+        let variables = self.defaults.get(TEMPLATE_VARIABLES);
+        let variables = variables.and_then(Value::as_object);
+        self.shared
+            .render(&self.template, &self.tokenizer, variables)
     }
 
     /// Returns the fields for requests that leave them out.

@@ -1,6 +1,6 @@
 //! Keys, scopes and limits.
 
-use rocmforge_server::{Config, Keys, NewKey};
+use rocmforge_server::{Config, Keys, NewKey, SharedPrefix};
 use serde_json::json;
 
 use crate::client::{Reply, TestServer, forge_mini, local, roomy, small};
@@ -90,9 +90,13 @@ fn a_key_has_a_number_of_requests_and_tokens() {
 fn keys_share_a_named_prefix() {
     let (a, b) = (NewKey::create("a").unwrap(), NewKey::create("b").unwrap());
     let system = "You answer questions about the river. ".repeat(12);
+    let named = |text: &str| SharedPrefix {
+        name: "a file".into(),
+        text: text.into(),
+    };
     let config = Config {
         keys: Keys::parse(&format!("{}\n{}", a.line, b.line)).unwrap(),
-        shared_prefixes: vec!["Another text.".into(), system.clone()],
+        shared_prefixes: vec![named("Another text."), named(&system)],
         ..local()
     };
     let server = TestServer::start(config, vec![forge_mini(roomy())]);
