@@ -49,7 +49,7 @@ pub(crate) async fn keep(
         return next.run(request).await;
     };
     let id = match id.to_str() {
-        Ok(id) if (1..=MAX_ID_BYTES).contains(&id.len()) => id.to_string(),
+        Ok(id) if is_id(id) => id.to_string(),
         _ => {
             let what = format!("{CONVERSATION_ID}: use 1 to {MAX_ID_BYTES} plain characters");
             return ApiError::bad(what).into_response();
@@ -207,6 +207,10 @@ fn tell(error: &ApiError, route: &str, out: &mut Out) {
     }
 }
 
+fn is_id(text: &str) -> bool {
+    (1..=MAX_ID_BYTES).contains(&text.len())
+}
+
 /// Which stream is meant, and from which byte on.
 #[derive(Deserialize)]
 pub(super) struct Wanted {
@@ -215,13 +219,26 @@ pub(super) struct Wanted {
     from: usize,
 }
 
+impl Wanted {
+    fn read(query: Result<Query<Wanted>, QueryRejection>) -> Result<Wanted, ApiError> {
+        let Query(wanted) = query.map_err(|error| ApiError::bad(error.body_text()))?;
+        match is_id(&wanted.conv_id) {
+            true => Ok(wanted),
+            false => {
+                let what = format!("use 1 to {MAX_ID_BYTES} characters");
+                Err(ApiError::field("conv_id", what))
+            }
+        }
+    }
+}
+
 /// `GET /v1/stream`: what a kept stream has had since an offset, and what comes.
 pub(super) async fn resume(
     State(app): State<Arc<App>>,
     caller: Caller,
     wanted: Result<Query<Wanted>, QueryRejection>,
 ) -> Result<Response, ApiError> {
-    let Query(wanted) = wanted.map_err(|error| ApiError::bad(error.body_text()))?;
+    let wanted = Wanted::read(wanted)?;
     let none = || {
         ApiError::new(
             StatusCode::NOT_FOUND,
@@ -256,7 +273,7 @@ pub(super) async fn end(
     caller: Caller,
     wanted: Result<Query<Wanted>, QueryRejection>,
 ) -> Result<StatusCode, ApiError> {
-    let Query(wanted) = wanted.map_err(|error| ApiError::bad(error.body_text()))?;
+    let wanted = Wanted::read(wanted)?;
     app.streams.end(&caller.owner(), &wanted.conv_id);
     Ok(StatusCode::NO_CONTENT)
 }

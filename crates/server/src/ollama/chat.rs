@@ -124,6 +124,12 @@ async fn load_or_unload(
     let _ticket = app.admit(&caller)?;
     let slot = slot(app, &mut fields)?;
     let keep_alive = keep_alive::take(app, &caller, &mut fields)?;
+    // As of a request with an answer.
+    structure(&mut fields)?;
+    thoughts(&mut fields)?;
+    fields.take::<bool>("stream")?;
+    fields.take::<Map<String, Value>>("options")?;
+    fields.take::<Vec<Value>>("tools")?;
     let reason = match keep_alive {
         Some(KeepAlive::For(Duration::ZERO)) => {
             // One that is not in memory need not leave it.
@@ -149,6 +155,13 @@ fn thinking(model: &Served, fields: &mut Fields) -> Result<Map<String, Value>, A
         .and_then(Value::as_object)
         .cloned()
         .unwrap_or_default();
+    variables.extend(thoughts(fields)?);
+    Ok(variables)
+}
+
+/// Returns the variables of the template that say whether it is to think.
+fn thoughts(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let mut variables = Map::new();
     match fields.take::<Value>("think")? {
         Some(Value::Bool(thinks)) => {
             variables.insert("enable_thinking".into(), thinks.into());
@@ -161,6 +174,19 @@ fn thinking(model: &Served, fields: &mut Fields) -> Result<Map<String, Value>, A
         None => {}
     }
     Ok(variables)
+}
+
+/// Returns what the answer must be.
+fn structure(fields: &mut Fields) -> Result<Option<Source>, ApiError> {
+    match fields.take::<Value>("format")? {
+        None => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(Value::String(text)) if text == "json" => Ok(Some(Source::JsonObject)),
+        Some(Value::Object(schema)) => {
+            Ok(Some(Source::JsonSchema(Value::Object(schema).to_string())))
+        }
+        Some(_) => Err(ApiError::field("format", "use json or a JSON schema")),
+    }
 }
 
 /// What both routes have.
@@ -177,15 +203,7 @@ impl Asked {
     async fn read(app: &App, caller: Caller, fields: &mut Fields) -> Result<Asked, ApiError> {
         let ticket = app.admit(&caller)?;
         let model = named(app, &caller, fields).await?;
-        let structure = match fields.take::<Value>("format")? {
-            None => None,
-            Some(Value::String(text)) if text.is_empty() => None,
-            Some(Value::String(text)) if text == "json" => Some(Source::JsonObject),
-            Some(Value::Object(schema)) => {
-                Some(Source::JsonSchema(Value::Object(schema).to_string()))
-            }
-            Some(_) => return Err(ApiError::field("format", "use json or a JSON schema")),
-        };
+        let structure = structure(fields)?;
         let stream = fields.take("stream")?.unwrap_or(true);
         let (generation, ignored) = generation(app, &model, &caller, fields, stream)?;
         Ok(Asked {

@@ -161,6 +161,16 @@ fn an_empty_request_loads_and_unloads() {
         (&json!(true), &json!(""))
     );
     assert_eq!((reply["done_reason"].as_str(), models()), (Some("load"), 1));
+    // What it could not answer is refused without a prompt, too.
+    for wrong in [
+        json!({"format": [1]}),
+        json!({"think": 3}),
+        json!({"options": 1}),
+    ] {
+        for route in ["/api/generate", "/api/chat"] {
+            assert_eq!(server.post(route, &wrong).status, 400, "{wrong}");
+        }
+    }
     let unload = json!({"model": "a", "messages": [], "keep_alive": 0});
     for _ in 0..2 {
         let reply = server.post("/api/chat", &unload).ok();

@@ -103,6 +103,15 @@ fn a_stream_ends_when_its_client_says_so_or_asks_again() {
 }
 
 #[test]
+fn an_empty_id_is_no_stream() {
+    let server = TestServer::start(local(), vec![forge_mini(small())]);
+    for method in ["GET", "DELETE"] {
+        let reply = server.ask(method, "/v1/stream?conv_id=", &[]);
+        assert_eq!(reply.error(400)["param"], "conv_id");
+    }
+}
+
+#[test]
 fn a_refused_request_ends_no_stream() {
     let server = TestServer::start(local(), vec![forge_mini(small())]);
     let send = |path: &str, body: &Value| server.send(path, body.to_string().as_bytes(), &KEEP);
