@@ -76,15 +76,15 @@ pub(super) async fn generate(
     let prompt: String = fields.take("prompt")?.unwrap_or_default();
     let suffix: Option<String> = fields.take("suffix")?;
     let suffix = suffix.filter(|text| !text.is_empty());
-    if prompt.is_empty() && suffix.is_none() {
-        return load_or_unload(&app, caller, fields, Shape::Generate).await;
-    }
-    let asked = Asked::read(&app, caller, &mut fields).await?;
     let system: Option<String> = fields.take("system")?;
     for name in ["template", "context", "images"] {
         fields.refuse(name, &[json!(""), json!([])])?;
     }
     let is_raw = fields.take("raw")?.unwrap_or(false);
+    if prompt.is_empty() && suffix.is_none() {
+        return load_or_unload(&app, caller, fields, Shape::Generate).await;
+    }
+    let asked = Asked::read(&app, caller, &mut fields).await?;
     let variables = thinking(&asked.model, &mut fields)?;
     let ignored = asked.ignored(&fields);
     let mut response = match suffix {

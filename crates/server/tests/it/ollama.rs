@@ -171,6 +171,7 @@ fn an_empty_request_loads_and_unloads() {
             assert_eq!(server.post(route, &wrong).status, 400, "{wrong}");
         }
     }
+    assert_eq!(server.post("/api/generate", &json!({"raw": 1})).status, 400);
     let unload = json!({"model": "a", "messages": [], "keep_alive": 0});
     for _ in 0..2 {
         let reply = server.post("/api/chat", &unload).ok();
