@@ -29,8 +29,9 @@ DEV void end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); 
 // Waits until at most LATER groups are under way. Until then their operands stay in place.
 template <u32 LATER> DEV void wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(LATER) : "memory"); }
 
-// The first address of operands B, in units of 16 bytes, and the distances in its other bits. In a cluster the upper bits
-// of an address are the block's rank. All lanes of a wave must have the same one: the units read it from uniform registers.
+// The first address of operands B, in units of 16 bytes, and the distances in its other bits. In a cluster the upper
+// bits of an address are the block's rank. All lanes of a wave must have the same one: the units read it from uniform
+// registers.
 struct Place {
     u64 first;
 };
