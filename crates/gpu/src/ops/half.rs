@@ -289,7 +289,8 @@ impl GemmHalves {
             None if n_rows <= few.rows => by_rows[0],
             None => {
                 let [_, some, larger @ ..] = by_rows;
-                // Of more rows, they take longer in a model than their costs say: prefill of GLM 4.7 Flash is 3 % slower with them.
+                // Of more rows, they take longer in a model than their costs say: they make prefill of GLM 4.7 Flash 3 %
+                // slower.
                 let some = (n_rows <= many.rows).then_some(some);
                 let fastest = larger
                     .into_iter()

@@ -1,9 +1,11 @@
 //! Keys, scopes and limits.
 
+use rocmforge::Pooling;
 use rocmforge_server::{Config, Keys, NewKey, SharedPrefix};
 use serde_json::json;
 
-use crate::client::{Reply, TestServer, forge_mini, local, roomy, small};
+use crate::client::{FORGE_MINI, Reply, TestServer, forge_mini, local, roomy, small};
+use crate::embeddings::embedder;
 
 fn server(lines: &str) -> TestServer {
     let mut config = local();
@@ -83,6 +85,25 @@ fn a_key_has_a_number_of_requests_and_tokens() {
     let reply = post(&server, &few.key, json!({}));
     assert!(reply.header("retry-after").unwrap().parse::<u64>().unwrap() > 60);
     assert_eq!(reply.error(429)["type"], "rate_limit_error");
+}
+
+#[test]
+fn keys_share_no_cache_of_embeddings() {
+    let (a, b) = (NewKey::create("a").unwrap(), NewKey::create("b").unwrap());
+    let mut config = local();
+    config.keys = Keys::parse(&format!("{}\n{}", a.line, b.line)).unwrap();
+    let served = embedder("embedder", FORGE_MINI.as_ref(), Pooling::Last);
+    let server = TestServer::start(config, vec![served]);
+    let body = json!({ "input": "word ".repeat(80) }).to_string();
+    let computed = |key: &str| {
+        let bearer = format!("Bearer {key}");
+        let headers = [("authorization", bearer.as_str())];
+        let reply = server.send("/v1/embeddings", body.as_bytes(), &headers);
+        reply.ok()["timings"]["prompt_n"].as_u64().unwrap()
+    };
+    let all = computed(&a.key);
+    assert!(computed(&a.key) < all);
+    assert_eq!(computed(&b.key), all);
 }
 
 /// What keys share is the message that the owner names, and nothing that follows it.
