@@ -12,6 +12,7 @@ use crate::limits::{COMPILE_TIME, COMPILER_STACK_BYTES, MAX_OVERDUE};
 use crate::source::Source;
 use crate::state::State;
 use crate::vocabulary::Vocabulary;
+use crate::watch;
 
 /// What an answer must be, compiled for a vocabulary. Clones share it.
 #[derive(Clone)]
@@ -64,9 +65,9 @@ fn first_state(vocabulary: &Vocabulary, source: &Source) -> Result<Matcher, Gram
     let refused = |message: String| refused(source.what(), &message);
     let parser = vocabulary.factory.create_parser(source.grammar()?);
     let parser = parser.map_err(|error| refused(told(&error)))?;
-    let mut matcher = Matcher::new(Ok(parser));
+    let mut matcher = Matcher::new(Ok(parser)).into_cancellable();
     // Finds out here whether any text is possible.
-    let mask = matcher.compute_mask_or_eos();
+    let mask = watch::within(COMPILE_TIME, &mut matcher, Matcher::compute_mask_or_eos);
     mask.map_err(|error| refused(told(&error)))?;
     Ok(matcher)
 }

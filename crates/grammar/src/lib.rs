@@ -17,6 +17,7 @@ mod preamble;
 mod source;
 mod state;
 mod vocabulary;
+mod watch;
 
 pub use error::GrammarError;
 pub use grammar::Grammar;

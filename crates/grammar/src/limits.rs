@@ -20,8 +20,15 @@ pub(crate) const COMPILER_STACK_BYTES: usize = 64 << 20;
 /// A source that takes longer to compile is refused.
 pub(crate) const COMPILE_TIME: Duration = Duration::from_secs(5);
 
-/// At most this many sources that were refused for their time may still be compiling; llguidance ends them by its own
-/// limits.
+/// A mask, or the next step of a sequence, that takes longer fails. A mask usually takes a few milliseconds.
+pub(crate) const STEP_TIME: Duration = Duration::from_secs(2);
+
+/// What all steps of a sequence may take beyond [`USUAL_STEP_TIME`] each: others wait for them.
+pub(crate) const EXTRA_TIME: Duration = Duration::from_secs(5);
+pub(crate) const USUAL_STEP_TIME: Duration = Duration::from_millis(50);
+
+/// At most this many sources that were refused for their time may still be compiling: parts of that cannot be cancelled, and
+/// end by llguidance's limits.
 pub(crate) const MAX_OVERDUE: usize = 8;
 
 /// Parts that a terminal of a GBNF grammar has when the rules in it are written out.

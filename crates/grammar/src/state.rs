@@ -2,13 +2,16 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use llguidance::Matcher;
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Constraint, ConstraintError, Progress};
 
 use crate::error::told;
+use crate::limits::{EXTRA_TIME, STEP_TIME, USUAL_STEP_TIME};
 use crate::vocabulary::Vocabulary;
+use crate::watch;
 
 /// A grammar after the tokens of a sequence. A clone goes on by itself.
 pub struct State {
@@ -18,6 +21,8 @@ pub struct State {
     forced: VecDeque<TokenId>,
     /// Whether forced tokens are looked for: no limit was reached with that.
     looks_ahead: bool,
+    /// How much longer than usual steps took.
+    extra: Duration,
 }
 
 impl State {
@@ -27,7 +32,23 @@ impl State {
             vocabulary,
             forced: VecDeque::new(),
             looks_ahead: true,
+            extra: Duration::ZERO,
         }
+    }
+
+    /// Takes a step of the matcher, if there is time for it.
+    fn step<T, E: std::fmt::Display>(
+        &mut self,
+        work: impl FnOnce(&mut Matcher) -> Result<T, E>,
+    ) -> Result<T, ConstraintError> {
+        let started = Instant::now();
+        let done = watch::within(STEP_TIME, &mut self.matcher, work);
+        self.extra += started.elapsed().saturating_sub(USUAL_STEP_TIME);
+        if self.matcher.is_cancelled() || self.extra > EXTRA_TIME {
+            let message = "finding the tokens that fit takes too long; use a simpler grammar";
+            return Err(ConstraintError(message.into()));
+        }
+        done.map_err(failed)
     }
 
     /// Finds the tokens that come next whatever is chosen of `allowed`, if it is worth a look. It is looked at in a copy, so
@@ -44,7 +65,7 @@ impl State {
             return Vec::new();
         }
         let mut copy = self.matcher.deep_clone();
-        let text = copy.compute_ff_bytes();
+        let text = watch::within(USUAL_STEP_TIME, &mut copy, Matcher::compute_ff_bytes);
         self.looks_ahead = !copy.is_error();
         match text.len() < 2 || !self.looks_ahead {
             true => Vec::new(),
@@ -59,7 +80,7 @@ impl State {
     pub fn is_accepting(&mut self) -> Result<bool, ConstraintError> {
         match self.matcher.is_error() {
             false if self.matcher.is_stopped() => Ok(true),
-            _ => self.matcher.is_accepting().map_err(failed),
+            _ => self.step(Matcher::is_accepting),
         }
     }
 }
@@ -71,6 +92,7 @@ impl Clone for State {
             vocabulary: Arc::clone(&self.vocabulary),
             forced: self.forced.clone(),
             looks_ahead: self.looks_ahead,
+            extra: self.extra,
         }
     }
 }
@@ -78,7 +100,7 @@ impl Clone for State {
 impl Constraint for State {
     fn mask(&mut self, allowed: &mut [u32]) -> Result<(), ConstraintError> {
         allowed.fill(0);
-        let found = self.matcher.compute_mask_or_eos().map_err(failed)?;
+        let found = self.step(Matcher::compute_mask_or_eos)?;
         let words = found.as_slice().iter().zip(&self.vocabulary.text);
         for (allowed, (found, text)) in allowed.iter_mut().zip(words) {
             *allowed = found & text;
@@ -102,7 +124,7 @@ impl Constraint for State {
     }
 
     fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError> {
-        self.matcher.consume_token(token).map_err(failed)?;
+        self.step(|matcher| matcher.consume_token(token))?;
         if self.forced.pop_front() != Some(token) {
             self.forced.clear();
         }

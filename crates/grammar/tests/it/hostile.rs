@@ -206,15 +206,8 @@ fn sources() -> Vec<(&'static str, Source)> {
                 ")".repeat(20_000)
             )),
         ),
-        (
-            "chain of rules",
-            Source::Gbnf(
-                (0..2_100)
-                    .map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1))
-                    .collect::<String>()
-                    + "r2100 ::= \"a\"\nroot ::= r0",
-            ),
-        ),
+        ("endless text", chain_of_rules(400)),
+        ("chain of rules", chain_of_rules(2_100)),
         (
             "repetitions of GBNF",
             Source::Gbnf("root ::= ((([a-z]{100000}){100000}){100000}){100000}".into()),
@@ -222,8 +215,13 @@ fn sources() -> Vec<(&'static str, Source)> {
     ]
 }
 
-/// Each source is refused, or makes its masks within the limits. Memory and time are bounded by counts of states and
-/// steps, so the test would not end otherwise.
+/// Rules that double a text: all of it is forced, and too long to be written out.
+fn chain_of_rules(n: usize) -> Source {
+    let rules = (0..n).map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1));
+    Source::Gbnf(rules.collect::<String>() + &format!("r{n} ::= \"a\"\nroot ::= r0"))
+}
+
+/// Each source is refused, or makes its masks within the limits. The test would not end otherwise.
 #[test]
 fn hostile_sources_end_within_limits() {
     let model = Model::forge_mini();
