@@ -22,33 +22,38 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
     template <u32 K> static constexpr u32 OFFSET = offset(K);
 
     u8* memory;
+    // Which of the THREADS this one is.
+    u32 thread;
 
     // Begins to copy a chunk if `any`; zeros if not `valid`.
     struct Begin {
         const Block<F, Planes>& row;
         u32 chunk;
         u8* to;
+        u32 thread;
         bool valid, any;
         template <u32 K, typename P> DEV_MEMBER void on(P&) const {
             const u64 at = (u64)row.template field<K>(chunk), from = sizeof(P) < 4 ? at & ~3ull : at;
             const bool mine = any && lane() % SHARERS<K> == 0;
-            copy<SIZE<P>>(to + OFFSET<K> + tid() / SHARERS<K> * SIZE<P>, (const void*)from, valid, mine);
+            copy<SIZE<P>>(to + OFFSET<K> + thread / SHARERS<K> * SIZE<P>, (const void*)from, valid, mine);
         }
     };
     // Makes the shared fields of a wave visible to all its lanes.
     struct Show {
         u8* memory;
+        u32 thread;
         template <u32 K, typename P> DEV_MEMBER void on(P&) const {
             constexpr u32 BYTES = WARP_SIZE / SHARERS<K> * SIZE<P>;
-            if constexpr (SHARERS<K> > 1) wave_barrier(memory + OFFSET<K> + wave() * BYTES, BYTES);
+            if constexpr (SHARERS<K> > 1) wave_barrier(memory + OFFSET<K> + thread / WARP_SIZE * BYTES, BYTES);
         }
     };
     struct Take {
         const Block<F, Planes>& row;
         u32 chunk;
         const u8* from;
+        u32 thread;
         template <u32 K, typename P> DEV_MEMBER void on(P& field) const {
-            const u8* at = from + OFFSET<K> + tid() / SHARERS<K> * SIZE<P>;
+            const u8* at = from + OFFSET<K> + thread / SHARERS<K> * SIZE<P>;
             if constexpr (sizeof(P) == 16) field = bits<P>(*(const u32_vec4*)at);
             else if constexpr (sizeof(P) == 8) field = bits<P>(*(const u32_vec2*)at);
             else if constexpr (sizeof(P) == 4) field = *(const P*)at;
@@ -61,7 +66,7 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             F none;
-            none.fields(Begin{rows[i], valid ? chunk : 0, memory + (2 * place + i) * ROW_BYTES, valid, any});
+            none.fields(Begin{rows[i], valid ? chunk : 0, memory + (2 * place + i) * ROW_BYTES, thread, valid, any});
         }
     }
     // Waits for the round after which DEPTH - 1 others ended, and returns its chunks.
@@ -70,10 +75,10 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             F none;
-            none.fields(Show{memory + (2 * place + i) * ROW_BYTES});
+            none.fields(Show{memory + (2 * place + i) * ROW_BYTES, thread});
         }
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) to[i].fields(Take{rows[i], chunk, memory + (2 * place + i) * ROW_BYTES});
+        for (u32 i = 0; i < 2; i++) to[i].fields(Take{rows[i], chunk, memory + (2 * place + i) * ROW_BYTES, thread});
     }
 
 #if defined(GPU_NV)

@@ -148,7 +148,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     u32 at = 0, pass = 0, filled = 0, filled_pass = 0;
     float acc[ELEMENTS];
 
-    DEV_MEMBER Half(const HalfParams& params, u8* shared) : p(params), ring{shared}, coming{shared + Slots::SHARED} {}
+    DEV_MEMBER Half(const HalfParams& params, u8* shared) : p(params), ring{shared}, coming{shared + Slots::SHARED, tid()} {}
 
     // Fills the next slot with the steps of slot `i` of the segment.
     DEV_MEMBER void fill(const Segment& s, const Rows& x, u32 i) {

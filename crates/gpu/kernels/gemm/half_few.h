@@ -3,10 +3,11 @@
 // whose operand A has the layout of one wave's part of wgmma's A.
 //
 // A block has 16 outputs. Its waves, as many as the launch has, take rounds of 128 values of k in turn; their sums are added in
-// the order of the waves, the same one for any number of rows. The weights of a round come while those of the round before
-// are multiplied, those of the first round of dense products while the kernels before run. Activations come through the cache.
+// the order of the waves, the same one for any number of rows. The weights and activations of a round come while those of the
+// round before are multiplied, the first weights of dense products while the kernels before run. Activations come through the
+// cache, in the order in which lanes take them (hopper/half_acts.hip).
 //
-// The grid is [blocks of outputs of all products, tiles of rows]. Shared memory: ROWS * 64 bytes for each wave.
+// The grid is [blocks of outputs of all products, tiles of rows]. Shared memory: SHARED_BYTES / THREADS for each thread.
 #pragma once
 #include "gemm/half.h"
 #include "mma.h"
@@ -14,11 +15,16 @@
 template <typename F> struct HalfFew {
     // THREADS is the most that a launch has.
     static constexpr u32 OCTETS = 4, ROWS = 8 * OCTETS, OUTS = 16, THREADS = 256, ROUND = 128;
-    static constexpr u32 SUMS = OUTS * ROWS, SHARED_BYTES = THREADS / WARP_SIZE * SUMS * 4, BLOCKS = 2,
-                         CLUSTER = 1;
+    // Whether weights are copied to shared memory, those of Q4_K. Loaded into registers, ptxas lets products wait for the next
+    // weights with the activations of this round. Other formats need more copies, or smaller ones, and are faster so
+    // nevertheless.
+    static constexpr bool COPIES = F::N_PLANES == 2 && F::PLANES[1].bytes == 16;
+    using Coming = Chunks<F, WARP_SIZE, 2>;
+    static constexpr u32 SUMS = OUTS * ROWS, WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
+    static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = 2, CLUSTER = 1;
 
     const HalfParams& p;
-    float* sums;
+    u8* shared;
     HalfProduct product;
     u32 first_out, first_row, n_rows, octet;
     float scale;
@@ -49,47 +55,99 @@ template <typename F> struct HalfFew {
         return true;
     }
 
+    // The memory of a wave: weights under way, then its sums.
+    DEV_MEMBER u8* of_wave(u32 w) const { return shared + w * WAVE_BYTES; }
+
     // The weights of a round for the thread's two outputs; past the end any, since activations there are zeros.
     DEV_MEMBER void load(F (&raw)[2], u32 round) const {
         const u32 chunk = min_of(4 * round + lane() % 4, n_chunks<F>(product.w.n_in) - 1);
 #pragma unroll
         for (u32 i = 0; i < 2; i++) raw[i] = rows[i].load(chunk);
     }
+    // Begins to copy them, if there are any.
+    DEV_MEMBER void begin_copy(const Coming& coming, u32 round, u32 place) const {
+        const u32 chunk = 4 * round + lane() % 4, n = n_chunks<F>(product.w.n_in);
+        // Rows of long blocks are whole rounds.
+        constexpr bool WHOLE = F::LEN % ROUND == 0;
+        coming.begin(rows, place, chunk, WHOLE || chunk < n, 4 * round < n);
+        coming.end();
+    }
+
+    // The values of B of a round, of N octets of rows: two steps in each.
+    template <u32 N> struct Activations {
+        u32x4 steps[4][N];
+        DEV_MEMBER void load(const HalfFew& few, u32 round, u32 i) {
+            const u64 block = (u64)(2 * round + i / 2) * few.p.n_octets + few.octet;
+            const u8* from = few.p.x + block * wgmma::OCTET_BYTES + i % 2 * (WARP_SIZE * 16) + lane() * 16;
+#pragma unroll
+            for (u32 o = 0; o < N; o++) steps[i][o] = load16(from + o * wgmma::OCTET_BYTES);
+        }
+    };
 
     // Writes the sums of the wave's rounds, of N octets of rows.
     template <u32 N> DEV_MEMBER void multiply(float up) const {
         const u32 n_rounds = div_up(product.w.n_in, ROUND), step = n_waves();
-        F raw[2];
-        load(raw, wave());
+        const Coming coming{of_wave(wave()), lane()};
+        F next[2];
+        if constexpr (COPIES) begin_copy(coming, wave(), 0);
+        else load(next, wave());
         if (!p.tiles) begin();
         float acc[N][4] = {};
-        // Where the lane's values of B are in a core matrix.
-        const u8* x = p.x + (u64)octet * wgmma::OCTET_BYTES + lane() / 4 * 16 + lane() % 4 * 4;
+        Activations<N> x;
+        if constexpr (COPIES) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                x.load(*this, min_of(wave(), n_rounds - 1), i);
+                // LLVM would make one of these loads and of those in the loop, at its start.
+#pragma unroll
+                for (u32 o = 0; o < N; o++)
+#pragma unroll
+                    for (u32 w = 0; w < 4; w++) x.steps[i][o].v[w] = opaque(x.steps[i][o].v[w]);
+            }
+        }
+        u32 place = 0;
         for (u32 round = uniform(wave()); round < n_rounds; round += step) {
+            F raw[2];
+            if constexpr (COPIES) {
+                // All lanes have taken what was there.
+                wave_barrier(of_wave(wave()), WAVE_BYTES);
+                begin_copy(coming, round + step, 1 - place);
+                coming.take(raw, rows, place, 4 * round + lane() % 4);
+                place = 1 - place;
+            } else {
+                raw[0] = next[0], raw[1] = next[1];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) x.load(*this, round, i);
+            }
             const u32 in_block = place_in_block<F>(4 * round + lane() % 4);
             const HalfScales<F> scales[2] = {{raw[0], in_block, up}, {raw[1], in_block, up}};
             u32 codes[2][8];
             HalfScales<F>::words(raw[0], codes[0]), HalfScales<F>::words(raw[1], codes[1]);
-            load(raw, round + step);
+            if constexpr (!COPIES) load(next, round + step);
 #pragma unroll
-            for (u32 s = 0; s < 8; s++) {
-                mma::Words<4> a;
+            for (u32 i = 0; i < 4; i++) {
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) a.v[i] = scales[i % 2].pair(codes[i % 2][s], s, i / 2);
-                const u8* of_step = x + (u64)(2 * round + s / 4) * p.n_octets * wgmma::OCTET_BYTES + s % 4 * wgmma::ALONG_STEP;
+                for (u32 s = 2 * i; s < 2 * i + 2; s++) {
+                    mma::Words<4> a;
 #pragma unroll
-                for (u32 o = 0; o < N; o++) {
-                    const u8* b = of_step + o * wgmma::OCTET_BYTES;
-                    mma::mma_f16(acc[o], a, *(const u32*)b, *(const u32*)(b + wgmma::ALONG_K));
+                    for (u32 w = 0; w < 4; w++) a.v[w] = scales[w % 2].pair(codes[w % 2][s], s, w / 2);
+#pragma unroll
+                    for (u32 o = 0; o < N; o++) {
+                        const u32x4& b = x.steps[i][o];
+                        mma::mma_f16(acc[o], a, b.v[2 * (s % 2)], b.v[2 * (s % 2) + 1]);
+                    }
                 }
+                if constexpr (COPIES) x.load(*this, min_of(round + step, n_rounds - 1), i);
             }
         }
-        float* mine = sums + wave() * SUMS;
+        float* sums = (float*)of_wave(wave());
+        // Its lanes are done with the weights there.
+        wave_barrier(sums, WAVE_BYTES);
 #pragma unroll
         for (u32 o = 0; o < N; o++)
 #pragma unroll
             for (u32 e = 0; e < 4; e++)
-                mine[(8 * o + lane() % 4 * 2 + e % 2) * OUTS + lane() / 4 + e / 2 * 8] = acc[o][e];
+                sums[(8 * o + lane() % 4 * 2 + e % 2) * OUTS + lane() / 4 + e / 2 * 8] = acc[o][e];
     }
 
     DEV_MEMBER void run() {
@@ -98,14 +156,15 @@ template <typename F> struct HalfFew {
         const float up = ((const Range*)Block<F, Planes>::end(w, w.data))->up();
         if (n_rows <= 8) multiply<1>(up);
         else if (n_rows <= 16) multiply<2>(up);
-        else multiply<OCTETS>(up);
+        else if (n_rows <= 24) multiply<3>(up);
+        else multiply<4>(up);
         barrier();
         const u32 stride = p.tiles ? p.out_stride : w.n_out;
         for (u32 i = tid(); i < n_rows * OUTS; i += n_waves() * WARP_SIZE) {
             const u32 row = first_row + i / OUTS, out = first_out + i % OUTS;
             if (out >= w.n_out) continue;
             float sum = 0.0f;
-            for (u32 k = 0; k < n_waves(); k++) sum += sums[k * SUMS + i];
+            for (u32 k = 0; k < n_waves(); k++) sum += ((const float*)of_wave(k))[i];
             float* to = product.out + (u64)row * stride + out;
             sum = fma(sum * (Range::down(up) * scale), p.factors[row], product.bias ? product.bias[out] : 0.0f);
             *to = product.mode & ADD ? *to + sum : sum;

@@ -4,6 +4,9 @@
 // Of 128 values of k, lane q of a group of four multiplies 32 q .. 32 q + 31, in 8 products of 16 values. In product s
 // it has values 32 q + 4 s .. + 3: the first and the third belong to the first half of k, the others to the second.
 //
+// Products of few rows (gemm/half_few.h) take [n_in / 64, n_octets, 2, 32] pieces instead: each has what a lane multiplies in two
+// products.
+//
 // A row is multiplied by a power of two, so that no value overflows; `factors` undoes it.
 //
 // Of experts, each tile of rows has octets of its own, since a tile may begin within eight rows (half_tile.h).
@@ -28,7 +31,10 @@ struct HalfActsParams {
     u32 width;
     u32 n_octets;
     u32 tile_octets;
-    FIELDS(codes, scales, x, factors, tiles, n_rows, width, n_octets, tile_octets)
+    // Whether for products of few rows.
+    u32 is_few;
+    u32 pad;
+    FIELDS(codes, scales, x, factors, tiles, n_rows, width, n_octets, tile_octets, is_few, pad)
 };
 
 template <u32 ACT_BLOCK> DEV void half_acts(const HalfActsParams& p) {
@@ -76,10 +82,16 @@ template <u32 ACT_BLOCK> DEV void half_acts(const HalfActsParams& p) {
             first.v[q] = pack_halves(v[0], v[2]);
             second.v[q] = pack_halves(v[1], v[3]);
         }
-        const u64 step = 2 * block + s / 4;
-        u8* to = p.x + (step * p.n_octets + octet) * wgmma::OCTET_BYTES + s % 4 * wgmma::ALONG_STEP + in_octet * 16;
-        store16(to, first);
-        store16(to + wgmma::ALONG_K, second);
+        u8* to = p.x + ((u64)(2 * block + s / 4) * p.n_octets + octet) * wgmma::OCTET_BYTES;
+        if (p.is_few) {
+            to += s % 4 / 2 * (WARP_SIZE * 16) + in_octet * 64 + s % 2 * 8;
+#pragma unroll
+            for (u32 q = 0; q < 4; q++) *(u32x2*)(to + q * 16) = u32x2{{first.v[q], second.v[q]}};
+        } else {
+            to += s % 4 * wgmma::ALONG_STEP + in_octet * 16;
+            store16(to, first);
+            store16(to + wgmma::ALONG_K, second);
+        }
     }
 }
 

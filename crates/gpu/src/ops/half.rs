@@ -33,8 +33,8 @@ const BLOCK: usize = 128;
 const PART: usize = 1024;
 const ACTS_THREADS: u32 = 256;
 
-/// With up to this many rows, of experts on average, reading the weights limits: products take small tiles, so that more
-/// blocks load weights at once (`kernels/gemm/half_few.h`).
+/// With up to this many rows of experts on average, reading the weights limits: products take small tiles, so that more blocks
+/// load weights at once (`kernels/gemm/half_few.h`).
 const FEW_ROWS: usize = 16;
 /// With up to this many rows, most experts fill one of the smaller tiles, of which two run at once.
 const SOME_ROWS: usize = 48;
@@ -59,6 +59,8 @@ struct HalfActsParams {
     width: u32,
     n_octets: u32,
     tile_octets: u32,
+    is_few: u32,
+    pad: u32,
 }
 
 layout!(HalfActsParams {
@@ -70,7 +72,9 @@ layout!(HalfActsParams {
     n_rows,
     width,
     n_octets,
-    tile_octets
+    tile_octets,
+    is_few,
+    pad
 });
 
 kernels! {
@@ -142,13 +146,12 @@ layout!(HalfParams {
     products
 });
 
-const _: () = assert!(size_of::<HalfActsParams>() == 56 && size_of::<HalfParams>() == 256);
+const _: () = assert!(size_of::<HalfActsParams>() == 64 && size_of::<HalfParams>() == 256);
 
 kernels! {
     /// The numbers are the rows of a tile; that of few rows has up to 32.
     struct GemmHalfKernels {
         gemm_half_few: HalfParams,
-        gemm_half_32: HalfParams,
         gemm_half_64: HalfParams,
         gemm_half_128: HalfParams,
         gemm_half_256: HalfParams,
@@ -186,7 +189,7 @@ impl Tile {
 pub(crate) struct GemmHalves {
     kernels: GemmHalfKernels,
     /// In the order of the kernels.
-    tiles: OnceLock<[Tile; 5]>,
+    tiles: OnceLock<[Tile; 4]>,
     is_built: OnceLock<bool>,
 }
 
@@ -220,18 +223,12 @@ macro_rules! tile_names {
 }
 
 impl GemmHalves {
-    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 5], GpuError> {
+    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 4], GpuError> {
         if let Some(tiles) = self.tiles.get() {
             return Ok(tiles);
         }
-        let names = tile_names!(
-            gemm_half_few,
-            gemm_half_32,
-            gemm_half_64,
-            gemm_half_128,
-            gemm_half_256
-        );
-        let module = self.kernels.gemm_half_32.module;
+        let names = tile_names!(gemm_half_few, gemm_half_64, gemm_half_128, gemm_half_256);
+        let module = self.kernels.gemm_half_few.module;
         let mut tiles = Vec::with_capacity(names.len());
         for (names, cost) in names.into_iter().zip(COSTS) {
             let [rows, outs, threads, shared, round, blocks, cluster] = names;
@@ -246,7 +243,7 @@ impl GemmHalves {
                 cost,
             });
         }
-        let tiles = <[Tile; 5]>::try_from(tiles)
+        let tiles = <[Tile; 4]>::try_from(tiles)
             .ok()
             .expect("one for each kernel");
         Ok(self.tiles.get_or_init(|| tiles))
@@ -259,36 +256,30 @@ impl GemmHalves {
         works: &[Work<'_>],
     ) -> Result<(&Kernel<HalfParams>, Tile, Division), GpuError> {
         let n_rows = works[0].x.n_rows;
-        let [least, few, some, many, most] = *self.tiles(gpu)?;
+        let [few, some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
-        let is_few = match works[0].experts {
-            Some(experts) => kind_of(&experts.routing) == SMALL,
-            None => n_rows <= FEW_ROWS,
-        };
-        if is_few {
-            let threads = (WARP * waves_of(gpu, least, works)) as u32;
+        if is_few(&works[0]) {
+            let threads = (WARP * waves_of(gpu, few, works)) as u32;
             let tile = Tile {
                 threads,
-                shared_bytes: least.shared_bytes / least.threads * threads,
-                ..least
+                shared_bytes: few.shared_bytes / few.threads * threads,
+                ..few
             };
             return Ok((&kernels.gemm_half_few, tile, Division::whole(tile, works)));
         }
         let of = |(kernel, tile)| (kernel, tile, Division::new(gpu, tile, works));
         let by_rows = [
-            (&kernels.gemm_half_32, few),
             (&kernels.gemm_half_64, some),
             (&kernels.gemm_half_128, many),
             (&kernels.gemm_half_256, most),
         ]
         .map(of);
         Ok(match works[0].experts {
-            Some(experts) if experts.routing.has_up_to(SOME_ROWS) => by_rows[1],
-            Some(_) => by_rows[2],
-            None if gpu.takes(Variant::TilesWide) => by_rows[3],
-            None if n_rows <= few.rows => by_rows[0],
+            Some(experts) if experts.routing.has_up_to(SOME_ROWS) => by_rows[0],
+            Some(_) => by_rows[1],
+            None if gpu.takes(Variant::TilesWide) => by_rows[2],
             None => {
-                let [_, some, larger @ ..] = by_rows;
+                let [some, larger @ ..] = by_rows;
                 // Of more rows, they take longer in a model than their costs say: they make prefill of GLM 4.7 Flash 3 %
                 // slower.
                 let some = (n_rows <= many.rows).then_some(some);
@@ -303,7 +294,7 @@ impl GemmHalves {
 
     /// Whether the device's images have these kernels.
     fn is_built(&self, gpu: &Gpu) -> bool {
-        let find = || Image::find(gpu.target(), self.kernels.gemm_half_32.module).is_some();
+        let find = || Image::find(gpu.target(), self.kernels.gemm_half_few.module).is_some();
         *self.is_built.get_or_init(find)
     }
 }
@@ -457,6 +448,14 @@ fn kind_of(routing: &Routing<'_>) -> usize {
     }
 }
 
+/// Whether a product takes the kernel for few rows.
+fn is_few(work: &Work<'_>) -> bool {
+    match &work.experts {
+        Some(experts) => kind_of(&experts.routing) == SMALL,
+        None => work.x.n_rows <= TILE_ROWS[SMALL],
+    }
+}
+
 /// Returns the octets of activations: of experts, each tile of rows may have one more.
 fn n_octets(x: &Acts<'_>, routing: Option<&Routing<'_>>) -> usize {
     let n_tiles = routing.map_or(0, |routing| routing.tiles[kind_of(routing)].len());
@@ -535,6 +534,8 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
         width: x.width as u32,
         n_octets: to.n_octets as u32,
         tile_octets: tile_octets as u32,
+        is_few: is_few(work).into(),
+        pad: 0,
     };
     let grid = [n_octets as u32, x.width.div_ceil(PART) as u32, 1];
     gpu.launch(kernel, grid, ACTS_THREADS, 0, &params)

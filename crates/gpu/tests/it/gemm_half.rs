@@ -180,9 +180,9 @@ fn every_tile() {
     let ty = GgmlType::Q4_K;
     for gpu in gpus(ty) {
         for [n_rows, n_in] in [
-            [12, 512],
-            [16, 1536],
-            [18, 512],
+            [12, 1536],
+            [16, 512],
+            [23, 1536],
             [32, 512],
             [64, 256],
             [100, 256],
@@ -193,15 +193,15 @@ fn every_tile() {
         }
         // The last rows of a tile may be so few that one block of a cluster has nothing to copy.
         let wide = gpu.with_variants("tiles=wide".parse().unwrap());
-        for [n_rows, n_in] in [[20, 256], [136, 512], [264, 512], [300, 256]] {
+        for [n_rows, n_in] in [[40, 256], [136, 512], [264, 512], [300, 256]] {
             check(&wide, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
         }
         let divides = gpu.with_variants("tiles=wide,splits=on".parse().unwrap());
-        for [n_rows, n_in] in [[256, 2560], [300, 1536]] {
+        for [n_rows, n_in] in [[256, 1280], [300, 768]] {
             check(&divides, ty, [n_rows, n_in], [20, 130, 300], Fill::Random);
         }
         let divides = gpu.with_variants("splits=on".parse().unwrap());
-        for [n_rows, n_in] in [[30, 1024], [60, 1024], [100, 1536], [256, 2560]] {
+        for [n_rows, n_in] in [[60, 1024], [100, 1536], [256, 1280]] {
             check(&divides, ty, [n_rows, n_in], [20, 130, 66], Fill::Random);
         }
     }
@@ -213,7 +213,7 @@ fn few_rows_have_the_same_bits() {
     let (ty, [n_out, n_in]) = (GgmlType::Q4_K, [36, 1280]);
     for gpu in gpus(ty) {
         let random = &mut Random(1);
-        let x = Activations::new(&gpu, ty, [16, n_in], random);
+        let x = Activations::new(&gpu, ty, [32, n_in], random);
         let weights = Weights::new(&gpu, ty, [n_out, n_in], Fill::Random, random);
         let of_rows = |n_rows: usize| {
             let out = gpu.alloc::<f32>(n_rows * n_out).unwrap();
@@ -228,10 +228,10 @@ fn few_rows_have_the_same_bits() {
             ops::products(&gpu, &acts, &[product]).unwrap();
             gpu.read(out.as_slice::<f32>()).unwrap()
         };
-        let of_all = of_rows(16);
+        let of_all = of_rows(32);
         let exact = product(&x.exact, &weights.exact, n_in);
-        check_near("16 rows", &of_all, &exact.0, [16, n_out], &exact.1);
-        for n_rows in [5, 8, 9] {
+        check_near("32 rows", &of_all, &exact.0, [32, n_out], &exact.1);
+        for n_rows in [5, 8, 9, 17, 25] {
             assert_eq!(of_rows(n_rows), of_all[..n_rows * n_out], "{n_rows} rows");
         }
     }

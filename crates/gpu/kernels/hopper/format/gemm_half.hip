@@ -26,10 +26,9 @@
 using gemm_half_few_loop = HalfFew<FORMAT>;
 HALF_TILE(gemm_half_few)
 HALF_KERNEL(gemm_half_few) {
-    DYNAMIC_SHARED(float, sums);
-    gemm_half_few_loop{p, sums, {}, 0, 0, 0, 0, 0.0f, {}}.run();
+    DYNAMIC_SHARED(u8, shared);
+    gemm_half_few_loop{p, shared, {}, 0, 0, 0, 0, 0.0f, {}}.run();
 }
-HALF(gemm_half_32, 32, 3, 3)
 HALF(gemm_half_64, 64, 3, 2)
 HALF(gemm_half_128, 128, 7, 5)
 HALF(gemm_half_256, 256, 5, 3)

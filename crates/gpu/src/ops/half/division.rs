@@ -19,17 +19,12 @@ pub(super) struct Cost {
 }
 
 /// In the order of the kernels.
-pub(super) const COSTS: [Cost; 5] = [
+pub(super) const COSTS: [Cost; 4] = [
     // Tiles of few rows are never compared with others.
     Cost {
         round_us: 0.0,
         tile_us: 0.0,
         parts_us: 0.0,
-    },
-    Cost {
-        round_us: 0.9,
-        tile_us: 3.0,
-        parts_us: 3.0,
     },
     Cost {
         round_us: 0.55,
@@ -48,12 +43,12 @@ pub(super) const COSTS: [Cost; 5] = [
     },
 ];
 
-/// Threads of a wave, and the waves of all blocks that keep a processor busy.
+/// Threads of a wave, and the waves that a processor runs at once.
 pub(super) const WARP: usize = 32;
-const BUSY_WAVES: usize = 16;
+const WAVES_AT_ONCE: usize = 16;
 
-/// Returns how many waves of a block share the k of an output, for GEMMs of few rows: enough to keep the device busy, and at
-/// most one for each round.
+/// Returns how many waves of a block share the k of an output, for GEMMs of few rows: as many as run at once in all blocks,
+/// and at most one for each round.
 pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     const LEAST: usize = 2;
     if gpu.takes(Variant::SplitsOff) {
@@ -66,7 +61,8 @@ pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
     let most = (tile.threads as usize / WARP).min(n_rounds);
     let mut n_waves = LEAST;
-    while n_waves * 2 <= most && n_tiles * n_waves < BUSY_WAVES * gpu.n_compute_units() as usize {
+    let at_once = WAVES_AT_ONCE * gpu.n_compute_units() as usize;
+    while n_waves * 2 <= most && n_tiles * n_waves * 2 <= at_once {
         n_waves *= 2;
     }
     n_waves
