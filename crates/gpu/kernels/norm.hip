@@ -3,6 +3,7 @@
 //     rms_norm:   y = x / sqrt(mean(x^2) + eps) * weight
 //     layer_norm: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
 //     quantize:   y = x
+//     quantize_gated: y = f(gate) * g(up), as `gated` in elementwise.hip
 //
 // x [n_rows, width], weight and bias [width]; out: y in one of the forms, and if `normed` is not null in f32, too.
 //
@@ -12,6 +13,7 @@
 // one token waits until instructions are loaded. Sums are in f32: over a thread's octets, then
 // over the threads in a fixed order.
 // Shared memory: one f32 per wave and sum, at most 128 bytes.
+#include "activation.h"
 #include "norm.h"
 
 template <typename Norm, typename Form> DEV void norm_block(const NormParams& p) {
@@ -49,3 +51,29 @@ template <typename Form> DEV void quantize(const QuantizeParams& p) {
 KERNEL(quantize_f32, QuantizeParams, TEAM_THREADS) { quantize<FormF32>(p); }
 KERNEL(quantize_q8x32, QuantizeParams, TEAM_THREADS) { quantize<FormQ8x32>(p); }
 KERNEL(quantize_q8x256, QuantizeParams, TEAM_THREADS) { quantize<FormQ8x256>(p); }
+
+struct QuantizeGatedParams {
+    const float* gate;
+    const float* up;
+    ActsOut out;
+    // All as one long row; rows are whole blocks.
+    u32 n;
+    u32 aligned;
+    float numbers[4];
+    ActivationKind kind;
+    u32 pad;
+    FIELDS(gate, up, out, n, aligned, numbers, kind, pad)
+};
+
+template <typename Form> DEV void quantize_gated(const QuantizeGatedParams& p) {
+    const u32 at = (bid_x() * TEAM_THREADS + tid()) * OCTET;
+    Octet x = load_octet(p.gate, at, p.n, p.aligned);
+    const Octet up = load_octet(p.up, at, p.n, p.aligned);
+#pragma unroll
+    for (u32 i = 0; i < OCTET; i++) x.v[i] = activated(p.kind, p.numbers, x.v[i]) * of_up(p.kind, p.numbers, up.v[i]);
+    Form::put(p.out, 0, at, p.n, p.aligned, x);
+}
+
+KERNEL(quantize_gated_f32, QuantizeGatedParams, TEAM_THREADS) { quantize_gated<FormF32>(p); }
+KERNEL(quantize_gated_q8x32, QuantizeGatedParams, TEAM_THREADS) { quantize_gated<FormQ8x32>(p); }
+KERNEL(quantize_gated_q8x256, QuantizeGatedParams, TEAM_THREADS) { quantize_gated<FormQ8x256>(p); }

@@ -301,16 +301,20 @@ fn compare(
             let floors = labels.floors(op, &expected);
             let mut error = difference(&got, &expected, labels.plan, &floors);
             let in_halves = checked.takes_halves(range.start, batch);
+            let is_converted = match op {
+                Op::NormQuantize { .. } => true,
+                // The conversion of a norm, or of gate and up, in the same pass.
+                Op::Quantize { out, .. } => range.len() > 1 && labels.is_coded(*out),
+                _ => false,
+            };
             let mut bound = match op {
                 Op::Attention { .. } if in_halves => HALF_ATTENTION_BOUND,
                 Op::Attention { .. } => ATTENTION_BOUND,
-                Op::NormQuantize { .. } => CODE_BOUND,
-                // The conversion of a norm in the same pass.
-                Op::Quantize { out, .. } if range.len() > 1 && labels.is_coded(*out) => CODE_BOUND,
                 _ if in_halves => HALF_BOUND,
                 _ => BOUND,
             };
-            if bound == CODE_BOUND {
+            if is_converted {
+                bound += CODE_BOUND;
                 // Only codes may differ by one; what else the pass writes is near.
                 *got.acts.to_mut() = expected.acts.to_vec();
                 let beside = difference(&got, &expected, labels.plan, &floors);

@@ -250,37 +250,36 @@ fn params([x, other]: [Address; 2], out: Slice<'_, f32>) -> ElementwiseParams {
 }
 
 impl ElementwiseParams {
-    /// The same with an activation: `ActivationKind` in activation.h.
+    /// The same with an activation.
     fn of(self, activation: Activation) -> ElementwiseParams {
-        let mut numbers = [0.0; 4];
-        let kind = match activation {
-            Activation::Silu => 0,
-            Activation::GeluTanh => 1,
-            Activation::GeluErf => 2,
-            Activation::ReluSquared => 3,
-            Activation::Sigmoid => 4,
-            Activation::Softplus => 5,
-            Activation::SwigluOai => 6,
-            Activation::SiluClamped { limit } => {
-                numbers[0] = limit;
-                7
-            }
-            Activation::Xielu {
-                alpha_n,
-                alpha_p,
-                beta,
-                eps,
-            } => {
-                numbers = [alpha_n, alpha_p, beta, eps];
-                8
-            }
-            Activation::Relu => 9,
-        };
+        let (numbers, kind) = parameters_of(activation);
         ElementwiseParams {
             numbers,
             kind,
             ..self
         }
+    }
+}
+
+/// Returns the numbers of an activation and its kind (`ActivationKind` in activation.h).
+pub(super) fn parameters_of(activation: Activation) -> ([f32; 4], u32) {
+    let without = [0.0; 4];
+    match activation {
+        Activation::Silu => (without, 0),
+        Activation::GeluTanh => (without, 1),
+        Activation::GeluErf => (without, 2),
+        Activation::ReluSquared => (without, 3),
+        Activation::Sigmoid => (without, 4),
+        Activation::Softplus => (without, 5),
+        Activation::SwigluOai => (without, 6),
+        Activation::SiluClamped { limit } => ([limit, 0.0, 0.0, 0.0], 7),
+        Activation::Xielu {
+            alpha_n,
+            alpha_p,
+            beta,
+            eps,
+        } => ([alpha_n, alpha_p, beta, eps], 8),
+        Activation::Relu => (without, 9),
     }
 }
 

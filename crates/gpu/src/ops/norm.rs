@@ -2,12 +2,13 @@
 
 use zerocopy::{Immutable, IntoBytes};
 
+use super::elementwise::parameters_of;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{kernels, layout};
 use crate::limit::Limit;
 use crate::memory::{Address, Slice};
-use crate::operands::{ActFormat, Acts};
+use crate::operands::{ActFormat, Activation, Acts};
 use crate::variant::Variant;
 
 /// Threads of a block that handles one row.
@@ -80,6 +81,32 @@ layout!(QuantizeParams { x, out, n, aligned });
 
 const _: () = assert!(size_of::<QuantizeParams>() == 48);
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QuantizeGatedParams {
+    gate: Address,
+    up: Address,
+    out: ActsOut,
+    n: u32,
+    aligned: u32,
+    numbers: [f32; 4],
+    kind: u32,
+    pad: u32,
+}
+
+layout!(QuantizeGatedParams {
+    gate,
+    up,
+    out,
+    n,
+    aligned,
+    numbers,
+    kind,
+    pad
+});
+
+const _: () = assert!(size_of::<QuantizeGatedParams>() == 80);
+
 kernels! {
     struct NormKernels {
         rms_norm_block_f32: NormParams,
@@ -93,6 +120,9 @@ kernels! {
         quantize_f32: QuantizeParams,
         quantize_q8x32: QuantizeParams,
         quantize_q8x256: QuantizeParams,
+        quantize_gated_f32: QuantizeGatedParams,
+        quantize_gated_q8x32: QuantizeGatedParams,
+        quantize_gated_q8x256: QuantizeGatedParams,
     }
 }
 
@@ -127,8 +157,49 @@ pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuE
         n: n_values(n).expect("fewer than 2^32 values"),
         aligned: aligned(gpu, n, &[x.address(), out.values.address()]),
     };
-    let n_blocks = n.div_ceil(TEAM_THREADS as usize * OCTET) as u32;
-    gpu.launch(kernel, [n_blocks, 1, 1], TEAM_THREADS, 0, &params)
+    gpu.launch(kernel, [n_octet_blocks(n), 1, 1], TEAM_THREADS, 0, &params)
+}
+
+/// Converts `activation(gate) * up`, both [n_rows, width], to the form of `out`. Gives the same bits as [`quantize`] of what
+/// [`gated_activation`](super::gated_activation) returns.
+///
+/// # Panics
+/// As [`quantize`].
+pub(super) fn quantize_gated(
+    gpu: &Gpu,
+    activation: Activation,
+    [gate, up]: [Slice<'_, f32>; 2],
+    out: &Acts<'_>,
+) -> Result<(), GpuError> {
+    let n = checked_len(out);
+    assert!(
+        gate.len() == n && up.len() == n,
+        "out has the shape of gate and up"
+    );
+    let kernels = &gpu.kernels().norm;
+    let kernel = match out.form {
+        ActFormat::F32 => &kernels.quantize_gated_f32,
+        ActFormat::Q8x32 => &kernels.quantize_gated_q8x32,
+        ActFormat::Q8x256 => &kernels.quantize_gated_q8x256,
+    };
+    let addresses = [gate.address(), up.address(), out.values.address()];
+    let (numbers, kind) = parameters_of(activation);
+    let params = QuantizeGatedParams {
+        gate: gate.address(),
+        up: up.address(),
+        out: acts_out(out),
+        n: n_values(n).expect("fewer than 2^32 values"),
+        aligned: aligned(gpu, n, &addresses),
+        numbers,
+        kind,
+        pad: 0,
+    };
+    gpu.launch(kernel, [n_octet_blocks(n), 1, 1], TEAM_THREADS, 0, &params)
+}
+
+/// Blocks of [`TEAM_THREADS`] with an octet of `n` values for each thread.
+fn n_octet_blocks(n: usize) -> u32 {
+    n.div_ceil(TEAM_THREADS as usize * OCTET) as u32
 }
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` on groups of `weight.len()` values: rows, or heads of a row.

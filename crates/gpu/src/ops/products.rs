@@ -3,6 +3,7 @@
 use super::elementwise::gated_activation;
 use super::gemv::MAX_ROWS;
 use super::jobs::{ExpertProduct, Gated, Product, Work};
+use super::norm::{quantize, quantize_gated};
 use super::routing::Routing;
 use super::{gemm, gemv, half, select};
 use crate::error::GpuError;
@@ -72,10 +73,42 @@ pub fn gated_products(
     if !is_gemv(gpu, &pair) {
         return gated_gemm(gpu, &pair, gated.activation, scratch);
     }
+    gated_gemv(gpu, x, &pair, gated.activation)
+}
+
+/// [`gated_products`], converted to the form of `to`. The contents of `gated.out` are undefined afterwards.
+///
+/// # Errors
+/// As [`products`].
+///
+/// # Panics
+/// As [`gated_products`]; also if `to` has another shape than the output.
+pub fn gated_products_quantized(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    gated: &Gated<'_>,
+    scratch: Slice<'_, f32>,
+    to: &Acts<'_>,
+) -> Result<(), GpuError> {
+    let pair = Work::gate_and_up(x, gated);
+    if !is_gemv(gpu, &pair) {
+        let sides = gate_and_up_gemm(gpu, &pair, scratch)?;
+        return quantize_gated(gpu, gated.activation, sides, to);
+    }
+    gated_gemv(gpu, x, &pair, gated.activation)?;
+    quantize(gpu, gated.out, to)
+}
+
+fn gated_gemv(
+    gpu: &Gpu,
+    x: &Acts<'_>,
+    pair: &[Work<'_>; 2],
+    activation: Activation,
+) -> Result<(), GpuError> {
     for first in (0..x.n_rows).step_by(MAX_ROWS) {
         let rows = first..x.n_rows.min(first + MAX_ROWS);
         let parts = pair.map(|work| work.part(rows.clone()));
-        gemv::launch_gated(gpu, &parts, gated.activation)?;
+        gemv::launch_gated(gpu, &parts, activation)?;
     }
     Ok(())
 }
@@ -148,15 +181,26 @@ pub fn expert_gated_products(
 
 fn gated_gemm(
     gpu: &Gpu,
-    [gate, up]: &[Work<'_>; 2],
+    pair: &[Work<'_>; 2],
     activation: Activation,
     scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
+    let out = pair[0].out;
+    let [gate, up] = gate_and_up_gemm(gpu, pair, scratch)?;
+    gated_activation(gpu, activation, gate, up, out)
+}
+
+/// Computes gate and up, and returns them.
+fn gate_and_up_gemm<'a>(
+    gpu: &Gpu,
+    [gate, up]: &[Work<'a>; 2],
+    scratch: Slice<'a, f32>,
+) -> Result<[Slice<'a, f32>; 2], GpuError> {
     let scratch = scratch.part(0..up.out.len());
     let up = Work {
         out: scratch,
         ..*up
     };
     gemm::launch_each(gpu, &[*gate, up])?;
-    gated_activation(gpu, activation, gate.out, scratch, gate.out)
+    Ok([gate.out, scratch])
 }

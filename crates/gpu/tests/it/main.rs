@@ -15,6 +15,7 @@ mod expand;
 mod experts;
 mod faults;
 mod functions;
+mod gated;
 mod gemm_half;
 mod heads;
 mod host_driver;

@@ -26,6 +26,8 @@ pub(crate) enum Stage {
     One(usize),
     /// The norm of rows, and the conversion of its result, which others read, too.
     NormQuantize { first: usize, ops: NormQuantizeOps },
+    /// Gate and up projections with their activation, and the conversion of the result, which nothing else reads.
+    GatedQuantize { first: usize, ops: GatedQuantizeOps },
     /// Optional norms of the query and key heads, RoPE of queries and keys, and the append to the KV cache.
     RopeKv { first: usize, ops: RopeKvOps },
     /// Products of heads with matrices of their own, in rows of tokens.
@@ -59,6 +61,18 @@ pub(crate) struct NormQuantizeOps {
     pub(crate) weight: WeightId,
     pub(crate) eps: f32,
     pub(crate) normed: BufferId,
+    pub(crate) out: ActsId,
+}
+
+/// The operands of [`Stage::GatedQuantize`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct GatedQuantizeOps {
+    pub(crate) x: ActsId,
+    /// Gate and up.
+    pub(crate) matrices: [Linear; 2],
+    pub(crate) activation: rocmforge_plan::Activation,
+    /// Holds the result in the unfused plan. Here its contents are undefined.
+    pub(crate) unwritten: BufferId,
     pub(crate) out: ActsId,
 }
 
@@ -121,7 +135,9 @@ impl Stage {
     pub(crate) fn ops(&self) -> Range<usize> {
         match *self {
             Stage::One(index) => index..index + 1,
-            Stage::NormQuantize { first, .. } => first..first + 2,
+            Stage::NormQuantize { first, .. } | Stage::GatedQuantize { first, .. } => {
+                first..first + 2
+            }
             Stage::RopeKv { first, ops } => first..first + if ops.norms.is_some() { 5 } else { 3 },
             Stage::HeadProducts { first, .. } => first..first + 2,
             Stage::LatentQueries { first, .. } => first..first + heads::LATENT_QUERIES,
@@ -139,6 +155,7 @@ impl Stage {
     pub(crate) fn undefined(&self) -> Vec<BufferId> {
         match *self {
             Stage::One(_) | Stage::NormQuantize { .. } => vec![],
+            Stage::GatedQuantize { ops, .. } => vec![ops.unwritten],
             Stage::RopeKv { ops, .. } => vec![ops.k_unwritten],
             Stage::HeadProducts { ops, .. } => vec![ops.unwritten],
             Stage::LatentQueries { ops, .. } => {
@@ -223,6 +240,7 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Seg
                     Some(Stage::HeadProducts { first: at, ops })
                 })
                 .or_else(|| norm_quantize(plan, weights, range.clone()))
+                .or_else(|| gated_quantize(plan, range.clone()))
                 .or_else(|| expert_gate(plan, range.clone()))
                 .or_else(|| combine_add(plan, weights, range.clone()))
                 .or_else(|| {
@@ -303,6 +321,34 @@ fn norm_quantize(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<
         out,
     };
     (read == normed && is_whole_row).then_some(Stage::NormQuantize { first, ops })
+}
+
+/// Matches gate and up projections whose result is only converted.
+fn gated_quantize(plan: &Plan, range: Range<usize>) -> Option<Stage> {
+    let first = range.start;
+    let &[
+        Op::GatedMatMul {
+            x,
+            gate,
+            up,
+            activation,
+            out: gated,
+        },
+        Op::Quantize { x: read, out },
+        ..,
+    ] = &plan.ops[range]
+    else {
+        return None;
+    };
+    let ops = GatedQuantizeOps {
+        x,
+        matrices: [gate, up],
+        activation,
+        unwritten: gated,
+        out,
+    };
+    let is_only_converted = read == gated && is_dead(&plan.ops[first + 2..], gated, plan.logits);
+    is_only_converted.then_some(Stage::GatedQuantize { first, ops })
 }
 
 /// Matches two expert GEMMs of the same rows whose results are used only by a gated activation.

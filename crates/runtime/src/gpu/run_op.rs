@@ -7,8 +7,8 @@ use rocmforge_gpu::ops::{
 use rocmforge_gpu::{Acts, Gpu, GpuError, KvLayer, OutMode, Slice, Source};
 
 use super::compile::{
-    AttendToHeadsOps, ExpertGateOps, HeadProductsOps, LatentQueriesOps, LinearDecodeOps,
-    LinearInputsOps, NormAfter, NormQuantizeOps, OwnConversion, RopeKvOps, Stage,
+    AttendToHeadsOps, ExpertGateOps, GatedQuantizeOps, HeadProductsOps, LatentQueriesOps,
+    LinearDecodeOps, LinearInputsOps, NormAfter, NormQuantizeOps, OwnConversion, RopeKvOps, Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -36,6 +36,7 @@ impl<'a> Launcher<'a> {
         match stage {
             Stage::One(index) => self.run_op(&self.plan.ops[*index]),
             Stage::NormQuantize { ops, .. } => self.norm_quantize(ops),
+            Stage::GatedQuantize { ops, .. } => self.gated_quantize(ops),
             Stage::RopeKv { ops, .. } => self.rope_kv(ops),
             Stage::HeadProducts { ops, .. } => self.head_products(ops),
             Stage::LatentQueries { ops, .. } => {
@@ -554,14 +555,32 @@ impl<'a> Launcher<'a> {
         activation: Activation,
         out: Slice<'a, f32>,
     ) -> Result<(), GpuError> {
-        let gated = Gated {
+        let gated = self.gate_and_up(matrices, activation, out);
+        let x = self.memory.acts(x, self.shape);
+        ops::gated_products(self.gpu, &x, &gated, self.memory.gated(out.len()))
+    }
+
+    /// The same, converted.
+    fn gated_quantize(&self, operands: &GatedQuantizeOps) -> Result<(), GpuError> {
+        let Launcher { memory, shape, .. } = *self;
+        let scratch = self.buffer(operands.unwritten);
+        let gated = self.gate_and_up(operands.matrices, operands.activation, scratch);
+        let [x, to] = [operands.x, operands.out].map(|id| memory.acts(id, shape));
+        ops::gated_products_quantized(self.gpu, &x, &gated, memory.gated(scratch.len()), &to)
+    }
+
+    fn gate_and_up(
+        &self,
+        matrices: [Linear; 2],
+        activation: Activation,
+        out: Slice<'a, f32>,
+    ) -> Gated<'a> {
+        Gated {
             matrices: matrices.map(|linear| self.weights.matrix(linear.weight)),
             biases: matrices.map(|linear| self.bias(linear)),
             activation,
             out,
-        };
-        let x = self.memory.acts(x, self.shape);
-        ops::gated_products(self.gpu, &x, &gated, self.memory.gated(out.len()))
+        }
     }
 
     /// Computes gate, up and activation of MoE experts.

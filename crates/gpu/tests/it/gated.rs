@@ -1,0 +1,73 @@
+//! Gate and up projections with their activation.
+
+use rocmforge_gguf::GgmlType;
+use rocmforge_gpu::ops::{self, Gated};
+use rocmforge_gpu::{Activation, ActsBuffer, Gpu};
+use rocmforge_plan::{ActFormat, act_format};
+
+use crate::common;
+use crate::common::weights::{Fill, Packed, Random, blocks};
+
+/// The bits of activations.
+fn read(gpu: &Gpu, acts: &ActsBuffer, n_rows: usize) -> (Vec<u32>, Vec<i8>, Vec<u32>, Vec<i16>) {
+    let acts = acts.rows(n_rows);
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    (
+        bits(gpu.read(acts.values).unwrap()),
+        gpu.read(acts.codes).unwrap(),
+        bits(gpu.read(acts.scales).unwrap()),
+        gpu.read(acts.sums).unwrap(),
+    )
+}
+
+/// The conversion within has the bits of one after it, of products by GEMV and by GEMM.
+#[test]
+fn converted_results_have_the_same_bits() {
+    let [n_in, n_out] = [256, 768];
+    let activations = [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::SiluClamped { limit: 0.5 },
+    ];
+    for ty in [GgmlType::Q4_K, GgmlType::Q8_0, GgmlType::F16] {
+        for gpu in common::all_gpus() {
+            if !common::has_format(&gpu, ty) {
+                continue;
+            }
+            let random = &mut Random(5);
+            let [gate, up] = [(); 2].map(|()| {
+                let file = blocks(ty, n_out * n_in, Fill::Random, random);
+                Packed::new(&gpu, ty, n_out, n_in, &file)
+            });
+            let bias = gpu.upload(&random.values(n_out)).unwrap();
+            for (n_rows, activation) in [3, 20, 40].into_iter().zip(activations) {
+                let x = gpu.upload(&random.values(n_rows * n_in)).unwrap();
+                let acts = ActsBuffer::new(&gpu, act_format(ty), n_rows, n_in).unwrap();
+                ops::quantize(&gpu, x.as_slice(), &acts.rows(n_rows)).unwrap();
+                let x = acts.rows(n_rows);
+                let [out, scratch] = [(); 2].map(|()| gpu.alloc::<f32>(n_rows * n_out).unwrap());
+                let gated = Gated {
+                    matrices: [gate.matrix(), up.matrix()],
+                    biases: [Some(bias.as_slice()), None],
+                    activation,
+                    out: out.as_slice(),
+                };
+                for form in [ActFormat::Q8x256, ActFormat::Q8x32, ActFormat::F32] {
+                    let [one, two] =
+                        [(); 2].map(|()| ActsBuffer::new(&gpu, form, n_rows, n_out).unwrap());
+                    ops::gated_products(&gpu, &x, &gated, scratch.as_slice()).unwrap();
+                    ops::quantize(&gpu, out.as_slice(), &one.rows(n_rows)).unwrap();
+                    let to = two.rows(n_rows);
+                    ops::gated_products_quantized(&gpu, &x, &gated, scratch.as_slice(), &to)
+                        .unwrap();
+                    assert!(
+                        read(&gpu, &one, n_rows) == read(&gpu, &two, n_rows),
+                        "{} {} {n_rows} rows {form:?}",
+                        common::name(&gpu),
+                        ty.name()
+                    );
+                }
+            }
+        }
+    }
+}
