@@ -123,6 +123,9 @@ pub enum Command {
     /// List the devices that can run models
     #[command(after_help = help::DEVICES)]
     Devices(DevicesArgs),
+    /// Find out what works on this machine, and what to do about the rest
+    #[command(after_help = help::DOCTOR)]
+    Doctor(DoctorArgs),
     /// List or remove downloaded models
     #[command(after_help = help::MODELS, args_conflicts_with_subcommands = true)]
     Models(ModelsArgs),
@@ -335,6 +338,16 @@ pub struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Check the results of an emulated GPU, too, such as host:gfx11, if the build has it
+    #[arg(long, value_name = "DEVICE")]
+    pub emulated: Option<rocmforge_runtime::gpu::DeviceId>,
 }
 
 #[derive(Debug, Args)]

@@ -454,6 +454,14 @@ Examples:
   rocmforge devices
   rocmforge devices --json | jq -r '.devices[0].isa'";
 
+pub const DOCTOR: &str = "\
+Examples:
+  rocmforge doctor
+  rocmforge doctor --json | jq '.checks[] | select(.status == \"failed\")'
+
+Checks the system, drivers and permissions, the GPU kernels of this build, and the results of each device against the
+scalar reference. Exit code 0 unless the verdict is failed: results are wrong, or the program is damaged.";
+
 pub const MODELS: &str = "\
 Examples:
   rocmforge models

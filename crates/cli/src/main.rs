@@ -15,6 +15,7 @@ mod compare;
 mod completions;
 mod conversation;
 mod devices;
+mod doctor;
 mod embed;
 mod embedded;
 mod exit;
@@ -117,6 +118,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Check(args) => check::run(args),
         Command::Tune(args) => tune::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Models(args) => models::run(args),
         #[cfg(feature = "pull")]
         Command::Pull(args) => pull::run(args),

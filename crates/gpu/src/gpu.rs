@@ -259,6 +259,9 @@ impl Gpu {
                     continue;
                 }
             };
+            if let Some(library) = &driver.library {
+                survey.libraries.push((label(vendor), library.clone()));
+            }
             for n in 0..n_devices as u32 {
                 let id = match vendor {
                     Vendor::Hip => DeviceId::Hip(n),

@@ -1,5 +1,6 @@
 //! The kernel images of this build.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::FileExt as _;
@@ -19,6 +20,7 @@ pub struct Image {
 }
 
 /// A compressed image in the archive.
+#[derive(Clone, Copy)]
 struct Part {
     start: usize,
     len: usize,
@@ -76,6 +78,15 @@ impl Image {
         self.packed.unpack()
     }
 
+    /// Checks that the image, and its machine code if there is one, are as they were built.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn verify(&self) -> Result<(), String> {
+        self.packed.verify()?;
+        self.assembled.as_ref().map_or(Ok(()), Part::verify)
+    }
+
     /// Returns the image as machine code, if the compiler emitted something else and the build had an assembler.
     /// Drivers older than the assembler reject it.
     ///
@@ -88,20 +99,36 @@ impl Image {
 
 impl Part {
     fn unpack(&self) -> Result<Vec<u8>, GpuError> {
-        let read;
-        let packed = match EMBEDDED {
-            Some(archive) => &archive[self.start..self.start + self.len],
-            None => {
-                let error = |reason| GpuError::KernelArchive {
-                    path: ARCHIVE,
-                    reason,
-                };
-                read = self.read().map_err(error)?;
-                &read
-            }
-        };
-        Ok(lz4_flex::decompress_size_prepended(packed)
+        let packed = self.packed().map_err(|reason| GpuError::KernelArchive {
+            path: ARCHIVE,
+            reason,
+        })?;
+        Ok(lz4_flex::decompress_size_prepended(&packed)
             .expect("the build script compressed the image"))
+    }
+
+    fn verify(&self) -> Result<(), String> {
+        let packed = self.packed()?;
+        self.check_hash(&packed)?;
+        let unpacked = lz4_flex::decompress_size_prepended(&packed);
+        unpacked.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    /// Returns the compressed bytes.
+    fn packed(&self) -> Result<Cow<'static, [u8]>, String> {
+        match EMBEDDED {
+            Some(archive) => Ok(Cow::Borrowed(&archive[self.start..self.start + self.len])),
+            None => self.read().map(Cow::Owned),
+        }
+    }
+
+    fn check_hash(&self, packed: &[u8]) -> Result<(), String> {
+        let mut hash = DefaultHasher::new();
+        hash.write(packed);
+        match hash.finish() == self.hash {
+            true => Ok(()),
+            false => Err("its content has changed".into()),
+        }
     }
 
     /// Reads the compressed bytes and checks their hash.
@@ -113,11 +140,29 @@ impl Part {
         let mut packed = vec![0; self.len];
         file.read_exact_at(&mut packed, self.start as u64)
             .map_err(|error| error.to_string())?;
-        let mut hash = DefaultHasher::new();
-        hash.write(&packed);
-        match hash.finish() == self.hash {
-            true => Ok(packed),
-            false => Err("its content has changed".into()),
-        }
+        self.check_hash(&packed)?;
+        Ok(packed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_images_are_noticed() {
+        let Some(image) = images().first() else {
+            return println!("skipped: built without images");
+        };
+        assert_eq!(image.verify(), Ok(()));
+        let changed = Image {
+            packed: Part {
+                hash: image.packed.hash ^ 1,
+                ..image.packed
+            },
+            assembled: None,
+            ..*image
+        };
+        assert_eq!(changed.verify(), Err("its content has changed".into()));
     }
 }

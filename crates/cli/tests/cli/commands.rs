@@ -371,6 +371,7 @@ fn help_has_examples() {
         &["tune"],
         &["check"],
         &["devices"],
+        &["doctor"],
     ] {
         let run = run(&[command, &["--help"]].concat()).ok();
         assert!(

@@ -95,6 +95,8 @@ fn launch_in_order(calls: &Calls, launch: &Launch) -> i32 {
 /// A loaded driver. It stays loaded until the program ends.
 pub(crate) struct Driver {
     pub(crate) vendor: Vendor,
+    /// The vendor's library, as it was found.
+    pub(crate) library: Option<PathBuf>,
     pub(crate) calls: Calls,
     pub(crate) vendor_api: Box<dyn VendorApi>,
 }
@@ -138,6 +140,7 @@ impl Driver {
         })?;
         let driver: &'static Driver = Box::leak(Box::new(Driver {
             vendor,
+            library: Some(path.clone()),
             calls,
             vendor_api,
         }));

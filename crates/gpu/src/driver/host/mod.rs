@@ -116,6 +116,7 @@ pub(super) fn driver() -> Driver {
         graph_exec_destroy: queue::graph_destroy,
     };
     Driver {
+        library: None,
         vendor: Vendor::Host,
         calls,
         vendor_api: Box::new(Host),
