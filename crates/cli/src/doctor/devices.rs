@@ -29,17 +29,31 @@ pub fn libraries(survey: &Survey, gpus: &[PciGpu], options: &OpenOptions) -> Vec
     let name = |label: &str| format!("{label} library");
     let loaded = { survey.libraries.iter() }
         .map(|(label, path)| Check::new(name(label), Status::Ok, path.display().to_string()));
-    let errors = survey.errors.iter().map(|error| match error {
-        GpuError::NoLibrary { driver, .. } if !is_needed(driver) => {
-            let detail = "not found; the PCI bus has no GPU that needs it";
-            Check::new(name(driver), Status::Skipped, detail)
+    let errors = survey.errors.iter().map(|error| {
+        let label = label_of(error);
+        match label.filter(|label| !is_needed(label)) {
+            Some(label) => {
+                let detail = "not usable, and the PCI bus has no GPU that needs it";
+                Check::new(name(label), Status::Skipped, detail)
+            }
+            None => Check::new(
+                label.map_or("gpu".into(), name),
+                Status::Failed,
+                error.to_string(),
+            ),
         }
-        GpuError::NoLibrary { driver, .. } | GpuError::NoFunction { driver, .. } => {
-            Check::new(name(driver), Status::Failed, error.to_string())
-        }
-        error => Check::new("gpu", Status::Failed, error.to_string()),
     });
     loaded.chain(errors).collect()
+}
+
+/// The library that an error is about.
+fn label_of(error: &GpuError) -> Option<&'static str> {
+    match error {
+        GpuError::NoLibrary { driver, .. } | GpuError::NoFunction { driver, .. } => Some(*driver),
+        GpuError::Driver { call, .. } if call.starts_with("hip") => Some("HIP"),
+        GpuError::Driver { call, .. } if call.starts_with("cu") => Some("CUDA"),
+        _ => None,
+    }
 }
 
 /// Whether the kernels of this build can be unpacked and have not changed.

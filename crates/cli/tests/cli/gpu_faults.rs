@@ -402,7 +402,13 @@ fn doctor_names_what_is_wrong() {
                 &library,
                 call("GraphLaunch"),
             ),
-            ("init", &["-DINIT_CODE=3"], "degraded", "gpu", call("Init")),
+            (
+                "init",
+                &["-DINIT_CODE=3"],
+                "degraded",
+                &library,
+                call("Init"),
+            ),
             (
                 "refuse",
                 &refuses,

@@ -73,8 +73,16 @@ pub fn gated_products(
     if !is_gemv(gpu, &pair) {
         return gated_gemm(gpu, &pair, gated.activation, scratch);
     }
-    gated_gemv(gpu, x, &pair, gated.activation)
+    for first in (0..x.n_rows).step_by(MAX_ROWS) {
+        let rows = first..x.n_rows.min(first + MAX_ROWS);
+        let parts = pair.map(|work| work.part(rows.clone()));
+        gemv::launch_gated(gpu, &parts, gated.activation)?;
+    }
+    Ok(())
 }
+
+/// Of up to this many rows, two launches, of which the second starts early, take less time than a longer one (H100).
+const MAX_ROWS_APART: usize = 32;
 
 /// [`gated_products`], converted to the form of `to`. The contents of `gated.out` are undefined afterwards.
 ///
@@ -91,26 +99,12 @@ pub fn gated_products_quantized(
     to: &Acts<'_>,
 ) -> Result<(), GpuError> {
     let pair = Work::gate_and_up(x, gated);
-    if !is_gemv(gpu, &pair) {
-        let sides = gate_and_up_gemm(gpu, &pair, scratch)?;
-        return quantize_gated(gpu, gated.activation, sides, to);
+    if is_gemv(gpu, &pair) || x.n_rows <= MAX_ROWS_APART {
+        gated_products(gpu, x, gated, scratch)?;
+        return quantize(gpu, gated.out, to);
     }
-    gated_gemv(gpu, x, &pair, gated.activation)?;
-    quantize(gpu, gated.out, to)
-}
-
-fn gated_gemv(
-    gpu: &Gpu,
-    x: &Acts<'_>,
-    pair: &[Work<'_>; 2],
-    activation: Activation,
-) -> Result<(), GpuError> {
-    for first in (0..x.n_rows).step_by(MAX_ROWS) {
-        let rows = first..x.n_rows.min(first + MAX_ROWS);
-        let parts = pair.map(|work| work.part(rows.clone()));
-        gemv::launch_gated(gpu, &parts, activation)?;
-    }
-    Ok(())
+    let sides = gate_and_up_gemm(gpu, &pair, scratch)?;
+    quantize_gated(gpu, gated.activation, sides, to)
 }
 
 /// The products of each row with the matrix of its expert, `out` [n_tokens * n_used, n_out]. Unused rows keep their old
