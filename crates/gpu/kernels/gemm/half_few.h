@@ -1,5 +1,5 @@
-// Products of quantized weights with few rows of f16 activations on Hopper, where reading the weights limits: up to 32 rows, of
-// a dense product or of a tile of an expert. Weights become f16 in registers as in half.h, and are multiplied by mma.sync,
+// Products of quantized weights with few rows of f16 activations on Hopper, where reading the weights limits: tiles of up to 32
+// rows, of a dense product or of an expert. Tiles of the same outputs follow one another, so that weights are in the cache. Weights become f16 in registers as in half.h, and are multiplied by mma.sync,
 // whose operand A has the layout of one wave's part of wgmma's A.
 //
 // A block has 16 outputs. Its waves, as many as the launch has, take rounds of 128 values of k in turn; their sums are added in
@@ -7,7 +7,7 @@
 // round before are multiplied, the first weights of dense products while the kernels before run. Activations come through the
 // cache, in the order in which lanes take them (hopper/half_acts.hip).
 //
-// The grid is [blocks of outputs of all products, tiles of rows]. Shared memory: SHARED_BYTES / THREADS for each thread.
+// The grid is [tiles of all products], or of experts [blocks of outputs, tiles of rows]. Shared memory: SHARED_BYTES / THREADS for each thread.
 #pragma once
 #include "gemm/half.h"
 #include "mma.h"
@@ -36,8 +36,10 @@ template <typename F> struct HalfFew {
         product = p.products[0];
         if (tile >= p.products[1].first_tile) product = p.products[1];
         if (tile >= p.products[2].first_tile) product = p.products[2];
-        first_out = (tile - product.first_tile) * OUTS;
-        first_row = octet = 0, n_rows = p.n_rows, scale = 1.0f;
+        const u32 in_product = tile - product.first_tile, n_row_tiles = p.tiles ? 1 : p.n_row_tiles;
+        const u32 row_tile = in_product % n_row_tiles;
+        first_out = in_product / n_row_tiles * OUTS;
+        first_row = row_tile * ROWS, octet = row_tile * OCTETS, n_rows = min_of(ROWS, p.n_rows - first_row), scale = 1.0f;
         if (p.tiles) {
             // Which weights a block takes depends on the kernels before.
             begin();

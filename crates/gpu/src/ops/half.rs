@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::GgmlType;
 
-use self::division::{COSTS, Cost, Division, WARP, waves_of};
+use self::division::{COSTS, Cost, Division, WARP, is_small, waves_of};
 use super::formats::format_modules;
 use super::gemv::MAX_ROWS;
 use super::jobs::{FEW, Work, address};
@@ -254,11 +254,12 @@ impl GemmHalves {
         &self,
         gpu: &Gpu,
         works: &[Work<'_>],
+        is_few: bool,
     ) -> Result<(&Kernel<HalfParams>, Tile, Division), GpuError> {
         let n_rows = works[0].x.n_rows;
         let [few, some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
-        if is_few(&works[0]) {
+        if is_few {
             let threads = (WARP * waves_of(gpu, few, works)) as u32;
             let tile = Tile {
                 threads,
@@ -448,12 +449,15 @@ fn kind_of(routing: &Routing<'_>) -> usize {
     }
 }
 
-/// Whether a product takes the kernel for few rows.
-fn is_few(work: &Work<'_>) -> bool {
-    match &work.experts {
-        Some(experts) => kind_of(&experts.routing) == SMALL,
-        None => work.x.n_rows <= TILE_ROWS[SMALL],
+/// Whether products of the same activations take the kernel for few rows: those of few rows, and small ones of some more.
+fn is_few(gpu: &Gpu, works: &[Work<'_>]) -> bool {
+    let n_rows = works[0].x.n_rows;
+    if let Some(experts) = &works[0].experts {
+        return kind_of(&experts.routing) == SMALL;
     }
+    let others = [Variant::TilesWide, Variant::SplitsOn, Variant::SplitsOff];
+    n_rows <= TILE_ROWS[SMALL]
+        || !others.iter().any(|&variant| gpu.takes(variant)) && is_small(gpu, works)
 }
 
 /// Returns the octets of activations: of experts, each tile of rows may have one more.
@@ -468,7 +472,7 @@ pub(super) fn launch(
     memory: HalfMemory<'_>,
     works: &[Work<'_>],
 ) -> Result<(), GpuError> {
-    let x = HalfActs::new(memory, &works[0]);
+    let x = HalfActs::new(gpu, memory, works);
     convert(gpu, &works[0], &x)?;
     let mut rest = works;
     while let Some(first) = rest.first() {
@@ -485,12 +489,15 @@ struct HalfActs<'a> {
     factors: Slice<'a, u8>,
     values: Slice<'a, u8>,
     n_octets: usize,
+    /// Whether they are in the order of products of few rows.
+    is_few: bool,
     /// The tiles of experts.
     tiles: Option<Slice<'a, ExpertTile>>,
 }
 
 impl<'a> HalfActs<'a> {
-    fn new(memory: HalfMemory<'a>, work: &Work<'a>) -> HalfActs<'a> {
+    fn new(gpu: &Gpu, memory: HalfMemory<'a>, works: &[Work<'a>]) -> HalfActs<'a> {
+        let work = &works[0];
         let routing = work.experts.as_ref().map(|experts| &experts.routing);
         let n_octets = n_octets(&work.x, routing);
         let factors = factor_bytes(work.x.n_rows);
@@ -499,6 +506,7 @@ impl<'a> HalfActs<'a> {
             factors: memory.x.part(0..factors),
             values: memory.x.part(values),
             n_octets,
+            is_few: is_few(gpu, works),
             tiles: routing.map(|routing| routing.tiles[kind_of(routing)]),
         }
     }
@@ -534,7 +542,7 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
         width: x.width as u32,
         n_octets: to.n_octets as u32,
         tile_octets: tile_octets as u32,
-        is_few: is_few(work).into(),
+        is_few: to.is_few.into(),
         pad: 0,
     };
     let grid = [n_octets as u32, x.width.div_ceil(PART) as u32, 1];
@@ -549,7 +557,7 @@ fn multiply(
 ) -> Result<(), GpuError> {
     let n_rows = works[0].x.n_rows;
     let kernels = gpu.kernels().gemm_half.of(works[0].matrix.ty)?;
-    let (kernel, tile, division) = kernels.choose(gpu, works)?;
+    let (kernel, tile, division) = kernels.choose(gpu, works, x.is_few)?;
     let mut n_tiles = 0;
     let product = |work: &Work<'_>, first_tile: usize| HalfProduct {
         w: (&work.matrix).into(),

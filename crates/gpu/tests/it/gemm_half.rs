@@ -184,12 +184,15 @@ fn every_tile() {
             [16, 512],
             [23, 1536],
             [32, 512],
-            [64, 256],
+            [57, 512],
             [100, 256],
-            [129, 512],
-            [300, 256],
         ] {
             check(&gpu, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
+        }
+        // Not in tiles of few rows.
+        let whole = gpu.with_variants("splits=off".parse().unwrap());
+        for [n_rows, n_in] in [[64, 256], [100, 256], [129, 512], [300, 256]] {
+            check(&whole, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
         }
         // The last rows of a tile may be so few that one block of a cluster has nothing to copy.
         let wide = gpu.with_variants("tiles=wide".parse().unwrap());
