@@ -211,13 +211,14 @@ impl<'a> PlanOps<'a> {
             StepPart::Choose => ("choose", "choose tokens"),
             StepPart::End => ("end", "end step"),
             StepPart::Copy => ("copy", "copy between devices"),
-            StepPart::Ops(ops) if ops.len() == 1 => {
-                (self.cost.plan.ops[ops.start].name(), &self.names[ops.start])
-            }
-            StepPart::Ops(ops) => {
-                let name = merged_name(&self.cost.plan.ops[ops.clone()]);
-                (name, name)
-            }
+            StepPart::Ops(range) => match &self.cost.plan.ops[range.clone()] {
+                // The conversion of gate and up takes little of their time.
+                [op] | [op @ Op::GatedMatMul { .. }, ..] => (op.name(), &self.names[range.start]),
+                ops => {
+                    let name = merged_name(ops);
+                    (name, name)
+                }
+            },
         }
     }
 

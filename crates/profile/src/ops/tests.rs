@@ -183,6 +183,8 @@ fn names_operations_by_type_tensor_format_and_shape() {
             gated.starts_with("gated_matmul ffn_gate+ffn_up Q4_K ["),
             "{gated}"
         );
+        let converted = ops.describe(&StepPart::Ops(10..12));
+        assert_eq!(converted, ("gated_matmul", gated));
         let n_ff = c.layers[0].feed_forward.n_ff();
         assert!(
             gated.ends_with(&format!("[{n_ff}+{n_ff}, {}]", c.n_embd)),
