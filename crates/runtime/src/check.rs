@@ -264,9 +264,13 @@ fn compare(
     let mut checks = Vec::new();
     for (step, batch) in &script.checked {
         for (range, pass) in &passes {
-            // The result of a fused pass is reported for its last operation.
+            // The result of a fused pass is that of its last operation, and is reported for it, or for gate and up.
             let (index, op) = (range.end - 1, &ops[range.end - 1]);
-            let (shape, format) = labels.shape_and_format(op);
+            let reported = match &ops[range.start] {
+                first @ Op::GatedMatMul { .. } => first,
+                _ => op,
+            };
+            let (shape, format) = labels.shape_and_format(reported);
             let of_pass = ops[range.clone()]
                 .iter()
                 .map(|op| (op.name(), labels.shape_and_format(op)));
@@ -332,7 +336,7 @@ fn compare(
             checks.push(OpCheck {
                 step: *step,
                 index,
-                op: op.name(),
+                op: reported.name(),
                 tensor: labels.tensors(&ops[range.clone()]),
                 shape,
                 format,

@@ -14,6 +14,7 @@ use rocmforge_gguf::GgmlType;
 use rocmforge_model::Model;
 use rocmforge_plan::Fusion;
 use rocmforge_plan::KvType;
+use rocmforge_plan::Op;
 use rocmforge_plan::SamplingParams;
 use rocmforge_runtime::check;
 use rocmforge_runtime::check::{Coverage, OpCheck, PassedChecks, SelfCheck};
@@ -475,7 +476,7 @@ test_cases! {
 /// Counts the launches of fused operations: the norms of query and key heads, both rotations and the append
 /// (`n_together` operations per layer); in mixture-of-experts layers also gate, up and activation, the sum of the experts
 /// and its addition, and the norm before the router and its conversion (`n_of_experts` launches fewer per such layer), and
-/// the norm of the next layer (`n_with_next` launches fewer per such layer but the last).
+/// the norm of the next layer (`n_with_next` launches fewer per such layer but the last). Gate and up are converted with them.
 fn fused_operations_share_a_launch(
     name: &str,
     n_together: usize,
@@ -499,7 +500,9 @@ fn fused_operations_share_a_launch(
     let ops = model.compiled_plan(Fusion::On).ops;
     let n_mixtures = ops.iter().filter(|op| op.name() == "route").count();
     let n_with_next = n_mixtures.saturating_sub(1) * n_with_next;
-    let n_ops = ops.len() - n_mixtures * n_of_experts - n_with_next;
+    let converted = |pair: &&[Op]| matches!(pair, [Op::GatedMatMul { .. }, Op::Quantize { .. }]);
+    let n_converted = ops.windows(2).filter(converted).count();
+    let n_ops = ops.len() - n_mixtures * n_of_experts - n_with_next - n_converted;
     let n_saved = model.config.n_layers() * (n_together - 1);
     assert_eq!(n_passes(&model, ""), n_ops - n_saved, "{name}");
     assert_eq!(n_passes(&model, "rope=separate"), n_ops, "{name}");
