@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rocmforge_runtime::gpu::DeviceId;
 
 use crate::help;
 
@@ -346,8 +347,18 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub json: bool,
     /// Check the results of an emulated GPU, too, such as host:gfx11, if the build has it
-    #[arg(long, value_name = "DEVICE")]
-    pub emulated: Option<rocmforge_runtime::gpu::DeviceId>,
+    #[arg(long, value_name = "DEVICE", value_parser = emulated_gpu)]
+    pub emulated: Option<DeviceId>,
+}
+
+/// Parses the name of an emulated GPU.
+fn emulated_gpu(text: &str) -> Result<DeviceId, String> {
+    match text.parse()? {
+        id @ DeviceId::Host(_) => Ok(id),
+        id => Err(format!(
+            "{id} is no emulated GPU; all others are checked anyway"
+        )),
+    }
 }
 
 #[derive(Debug, Args)]

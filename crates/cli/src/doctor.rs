@@ -46,7 +46,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     for check in devices::libraries(&survey, &hardware, &options) {
         report.add(check);
     }
-    report.add(devices::kernels());
+    report.add(devices::kernels(&hardware));
     for info in &survey.devices {
         for check in devices::device(info, &options) {
             report.add(check);

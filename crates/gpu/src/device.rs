@@ -200,7 +200,7 @@ pub struct DeviceInfo {
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
     pub devices: Vec<DeviceInfo>,
-    /// The vendors' libraries that were loaded: `HIP` or `CUDA`, and the name or path.
+    /// The vendors' libraries that work: `HIP` or `CUDA`, and the name or path.
     pub libraries: Vec<(&'static str, PathBuf)>,
     /// For example that a vendor's library is not installed.
     pub errors: Vec<GpuError>,

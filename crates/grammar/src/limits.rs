@@ -23,7 +23,7 @@ pub(crate) const COMPILE_TIME: Duration = Duration::from_secs(5);
 /// A mask, or the next step of a sequence, that takes longer fails. A mask usually takes a few milliseconds.
 pub(crate) const STEP_TIME: Duration = Duration::from_secs(2);
 
-/// What all steps of a sequence may take beyond [`USUAL_STEP_TIME`] each: others wait for them.
+/// What the steps of a sequence may take beyond [`USUAL_STEP_TIME`] on average, all together: others wait for them.
 pub(crate) const EXTRA_TIME: Duration = Duration::from_secs(5);
 pub(crate) const USUAL_STEP_TIME: Duration = Duration::from_millis(50);
 

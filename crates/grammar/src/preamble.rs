@@ -11,6 +11,8 @@ use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Constraint, ConstraintError, Progress};
 use rocmforge_text::tokenizer::Tokenizer;
 
+use crate::state::TOO_SLOW;
+
 /// What may stand before a constrained text. Requests share it.
 pub struct Preamble {
     tokenizer: Arc<Tokenizer>,
@@ -175,9 +177,10 @@ impl Constraint for Preceded {
             }
             At::Open { n_bytes, without } => {
                 // A text without a preamble may have no way to go on, while the mark has.
-                let has_text = without
-                    .as_mut()
-                    .is_some_and(|text| text.mask(allowed).is_ok());
+                let has_text = match without.as_mut().map(|text| text.mask(allowed)) {
+                    Some(Err(error)) if error.0 == TOO_SLOW => return Err(error),
+                    text => text.is_some_and(|mask| mask.is_ok()),
+                };
                 if !has_text {
                     allowed.fill(0);
                 }

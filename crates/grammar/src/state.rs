@@ -13,6 +13,10 @@ use crate::limits::{EXTRA_TIME, STEP_TIME, USUAL_STEP_TIME};
 use crate::vocabulary::Vocabulary;
 use crate::watch;
 
+/// The error of a step that takes too long, and of those after it.
+pub(crate) const TOO_SLOW: &str =
+    "finding the tokens that fit takes too long; use a simpler grammar";
+
 /// A grammar after the tokens of a sequence. A clone goes on by itself.
 pub struct State {
     matcher: Matcher,
@@ -21,7 +25,7 @@ pub struct State {
     forced: VecDeque<TokenId>,
     /// Whether forced tokens are looked for: no limit was reached with that.
     looks_ahead: bool,
-    /// How much longer than usual steps took.
+    /// How much longer than usual the steps took, all together.
     extra: Duration,
 }
 
@@ -43,10 +47,10 @@ impl State {
     ) -> Result<T, ConstraintError> {
         let started = Instant::now();
         let done = watch::within(STEP_TIME, &mut self.matcher, work);
-        self.extra += started.elapsed().saturating_sub(USUAL_STEP_TIME);
+        // Quick steps make up for slow ones.
+        self.extra = (self.extra + started.elapsed()).saturating_sub(USUAL_STEP_TIME);
         if self.matcher.is_cancelled() || self.extra > EXTRA_TIME {
-            let message = "finding the tokens that fit takes too long; use a simpler grammar";
-            return Err(ConstraintError(message.into()));
+            return Err(ConstraintError(TOO_SLOW.into()));
         }
         done.map_err(failed)
     }

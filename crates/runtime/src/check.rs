@@ -56,11 +56,11 @@ pub const ATTENTION_BOUND: f64 = 1e-4;
 /// hundredths.
 pub const HALF_ATTENTION_BOUND: f64 = 3e-2;
 
-/// Maximum relative error of a fused norm and quantization: a value between two codes may round to either.
+/// Relative error of codes that are made where their values are computed: a value between two codes may round to either.
 pub const CODE_BOUND: f64 = 1.01 / 127.0;
 
-/// Compared tokens of two prompts: together more than one tile of rows, with a remainder.
-const PROMPT_ROWS: [usize; 2] = [16, 5];
+/// Compared tokens of two prompts: together more rows than a kernel for few rows takes at a time, with a remainder.
+const PROMPT_ROWS: [usize; 2] = [32, 5];
 /// Maximum tokens of a step that only fills the KV cache.
 const FILL_ROWS: usize = 256;
 
@@ -286,7 +286,10 @@ fn compare(
             }
             let mut got = checked.memory(batch)?;
             let expected = oracle.memory(batch)?;
-            for id in &pass.undefined {
+            // Of few rows, the result of gate and up is there, too.
+            let is_written = matches!(reported, Op::GatedMatMul { .. })
+                && batch.tokens.len() <= rocmforge_gpu::ops::MAX_ROWS_APART;
+            for id in pass.undefined.iter().filter(|_| !is_written) {
                 let at = id.0 as usize;
                 got.buffers.to_mut()[at].clone_from(&expected.buffers[at]);
             }
@@ -318,12 +321,13 @@ fn compare(
                 _ => BOUND,
             };
             if is_converted {
-                bound += CODE_BOUND;
                 // Only codes may differ by one; what else the pass writes is near.
                 *got.acts.to_mut() = expected.acts.to_vec();
                 let beside = difference(&got, &expected, labels.plan, &floors);
-                if beside.rel > BOUND {
-                    (error, bound) = (beside, BOUND);
+                if beside.rel > bound {
+                    error = beside;
+                } else {
+                    bound += CODE_BOUND;
                 }
             }
             if error.rel > bound && labels.may_round(op, *step) {

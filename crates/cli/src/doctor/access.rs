@@ -42,8 +42,9 @@ fn amdgpu<'a>(root: &Root, gpus: impl Iterator<Item = &'a PciGpu>) -> Check {
         );
     }
     if !others.is_empty() {
-        return Check::new(NAME, Status::Failed, others.join("; "))
-            .advice("see why amdgpu does not run them: sudo dmesg | grep amdgpu");
+        return Check::new(NAME, Status::Warning, others.join("; ")).advice(
+            "give them to amdgpu if they shall run models; if that fails: sudo dmesg | grep amdgpu",
+        );
     }
     let version = root.read("/sys/module/amdgpu/version");
     let detail = match version {
@@ -59,7 +60,7 @@ fn nvidia<'a>(root: &Root, gpus: impl Iterator<Item = &'a PciGpu>) -> Check {
     let version = root.read("/proc/driver/nvidia/version");
     match version.as_deref().and_then(|text| text.lines().next()) {
         None => Check::new(NAME, Status::Failed, "NVIDIA's kernel driver is not loaded").advice(
-            "install NVIDIA's driver, version 525 or newer, or load it: sudo modprobe nvidia",
+            "install NVIDIA's driver, version 525 or newer, or load it: sudo modprobe nvidia; a container needs --gpus all",
         ),
         Some(_) if !others.is_empty() => Check::new(NAME, Status::Warning, others.join("; "))
             .advice("bind NVIDIA's driver to the GPUs that shall run models"),
@@ -216,7 +217,7 @@ mod tests {
             states(&found),
             [
                 (
-                    Status::Failed,
+                    Status::Warning,
                     "0000:03:00.0 is run by vfio-pci, not amdgpu"
                 ),
                 (Status::Failed, "there is no /dev/dri/renderD*"),

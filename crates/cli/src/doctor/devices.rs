@@ -26,42 +26,77 @@ pub fn libraries(survey: &Survey, gpus: &[PciGpu], options: &OpenOptions) -> Vec
         };
         named.is_some() || gpus.iter().any(|gpu| gpu.vendor == vendor)
     };
-    let name = |label: &str| format!("{label} library");
-    let loaded = { survey.libraries.iter() }
-        .map(|(label, path)| Check::new(name(label), Status::Ok, path.display().to_string()));
+    let loaded = { survey.libraries.iter() }.flat_map(|(label, path)| {
+        let name = format!("{label} library");
+        let library = Check::new(name, Status::Ok, path.display().to_string());
+        [Some(library), unseen(label, survey, gpus)]
+    });
     let errors = survey.errors.iter().map(|error| {
-        let label = label_of(error);
+        let (name, label) = about(error);
         match label.filter(|label| !is_needed(label)) {
-            Some(label) => {
+            Some(_) => {
                 let detail = "not usable, and the PCI bus has no GPU that needs it";
-                Check::new(name(label), Status::Skipped, detail)
+                Check::new(name, Status::Skipped, detail)
             }
-            None => Check::new(
-                label.map_or("gpu".into(), name),
-                Status::Failed,
-                error.to_string(),
-            ),
+            None => Check::new(name, Status::Failed, error.to_string()),
         }
     });
-    loaded.chain(errors).collect()
+    loaded.flatten().chain(errors).collect()
 }
 
-/// The library that an error is about.
-fn label_of(error: &GpuError) -> Option<&'static str> {
+/// Whether a library offers fewer GPUs than the PCI bus has.
+fn unseen(label: &str, survey: &Survey, gpus: &[PciGpu]) -> Option<Check> {
+    let (vendor, variables, container) = match label {
+        "HIP" => (
+            Vendor::Amd,
+            "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
+            "--device /dev/kfd --device /dev/dri",
+        ),
+        _ => (Vendor::Nvidia, "CUDA_VISIBLE_DEVICES", "--gpus all"),
+    };
+    let is_of = |info: &&DeviceInfo| match info.id {
+        DeviceId::Hip(_) => vendor == Vendor::Amd,
+        DeviceId::Cuda(_) => vendor == Vendor::Nvidia,
+        DeviceId::Host(_) => false,
+    };
+    let n_seen = survey.devices.iter().filter(is_of).count();
+    let n_gpus = gpus.iter().filter(|gpu| gpu.vendor == vendor).count();
+    let status = match n_seen {
+        _ if n_seen >= n_gpus => return None,
+        0 => Status::Failed,
+        _ => Status::Warning,
+    };
+    let detail = format!("{label} offers {n_seen} of the {n_gpus} GPUs on the PCI bus");
+    Some(Check::new(format!("{label} devices"), status, detail).advice(format!(
+        "{variables} may hide GPUs; a container needs {container}; and {label} may not support the GPU"
+    )))
+}
+
+/// The name of a check that an error is the result of, and the library if a machine may be without it.
+fn about(error: &GpuError) -> (String, Option<&'static str>) {
     match error {
-        GpuError::NoLibrary { driver, .. } | GpuError::NoFunction { driver, .. } => Some(*driver),
-        GpuError::Driver { call, .. } if call.starts_with("hip") => Some("HIP"),
-        GpuError::Driver { call, .. } if call.starts_with("cu") => Some("CUDA"),
-        _ => None,
+        GpuError::NoLibrary { driver, .. } | GpuError::NoFunction { driver, .. } => {
+            (format!("{driver} library"), Some(*driver))
+        }
+        // The library may be there without a GPU.
+        GpuError::Driver { call, .. } if call.starts_with("hip") => {
+            ("HIP driver".into(), Some("HIP"))
+        }
+        GpuError::Driver { .. } => ("CUDA driver".into(), None),
+        _ => ("gpu".into(), None),
     }
 }
 
-/// Whether the kernels of this build can be unpacked and have not changed.
-pub fn kernels() -> Check {
+/// Whether the kernels of this build can be unpacked and have not changed. A machine without a GPU needs none.
+pub fn kernels(gpus: &[PciGpu]) -> Check {
     const NAME: &str = "kernels";
     let targets = gpu::image_targets();
     if targets.is_empty() {
-        return Check::new(NAME, Status::Warning, NO_KERNELS);
+        let status = match gpus.is_empty() {
+            true => Status::Skipped,
+            false => Status::Warning,
+        };
+        return Check::new(NAME, status, NO_KERNELS);
     }
     let damaged: Vec<String> = images()
         .iter()
@@ -77,18 +112,18 @@ pub fn kernels() -> Check {
             images().len()
         );
         return Check::new(NAME, Status::Failed, detail)
-            .advice("this program file is damaged: install it again")
+            .advice("this program is damaged: install or build it again")
             .fatal();
     }
     let detail = format!("{} modules for {}", images().len(), targets.join(", "));
     match left_out().first() {
-        Some((target, reason)) => Check::new(
+        Some((target, reason)) if !gpus.is_empty() => Check::new(
             NAME,
             Status::Warning,
             format!("{detail}; not for {target}: {reason}"),
         )
         .advice("build again without this problem if a GPU here needs it"),
-        None => Check::new(NAME, Status::Ok, detail),
+        _ => Check::new(NAME, Status::Ok, detail),
     }
 }
 
@@ -142,7 +177,8 @@ pub fn results_of_cpu() -> Check {
             Status::Skipped,
             "this CPU runs the reference itself",
         ),
-        _ => results("cpu", Device::Cpu),
+        // The last resort must work.
+        _ => results("cpu", Device::Cpu).fatal(),
     }
 }
 
@@ -192,5 +228,53 @@ fn results(id: &str, device: Device) -> Check {
             "results of {id} are wrong: use another --device, and report it with the output of rocmforge doctor --json"
         ))
         .fatal(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nvidia() -> PciGpu {
+        PciGpu {
+            vendor: Vendor::Nvidia,
+            address: "0000:01:00.0".into(),
+            device: "0x2330".into(),
+            driver: Some("nvidia".into()),
+        }
+    }
+
+    /// A library that works but offers no GPU, though there is one, and one that no GPU needs.
+    #[test]
+    fn hidden_gpus_are_noticed() {
+        let survey = Survey {
+            libraries: vec![("CUDA", "libcuda.so.1".into())],
+            errors: vec![GpuError::NoLibrary {
+                driver: "HIP",
+                text: "not found".into(),
+            }],
+            ..Survey::default()
+        };
+        let states = |gpus: &[PciGpu]| -> Vec<(String, Status)> {
+            let checks = libraries(&survey, gpus, &OpenOptions::default());
+            let state = |check: Check| (check.name, check.status);
+            checks.into_iter().map(state).collect()
+        };
+        let with = |name: &str, status| (name.to_string(), status);
+        assert_eq!(
+            states(&[nvidia()]),
+            [
+                with("CUDA library", Status::Ok),
+                with("CUDA devices", Status::Failed),
+                with("HIP library", Status::Skipped),
+            ]
+        );
+        assert_eq!(
+            states(&[]),
+            [
+                with("CUDA library", Status::Ok),
+                with("HIP library", Status::Skipped),
+            ]
+        );
     }
 }

@@ -459,7 +459,7 @@ fn doctor_finds_missing_libraries_and_whole_kernels() {
         .as_array()
         .unwrap()
         .is_empty();
-    let expected = if has_kernels { "ok" } else { "warning" };
-    assert_eq!(check(&report, "kernels")[0], expected);
+    let [status, _] = check(&report, "kernels");
+    assert!(has_kernels && status == "ok" || !has_kernels && status != "ok");
     assert_eq!(check(&report, "cpu results")[0], "ok");
 }

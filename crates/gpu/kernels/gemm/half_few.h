@@ -1,13 +1,14 @@
 // Products of quantized weights with few rows of f16 activations on Hopper, where reading the weights limits: tiles of up to 32
-// rows, of a dense product or of an expert. Tiles of the same outputs follow one another, so that weights are in the cache. Weights become f16 in registers as in half.h, and are multiplied by mma.sync,
-// whose operand A has the layout of one wave's part of wgmma's A.
+// rows, of a dense product or of an expert. Weights become f16 in registers as in half.h, and are multiplied by mma.sync, whose
+// operand A has the layout of one wave's part of wgmma's A.
 //
 // A block has 16 outputs. Its waves, as many as the launch has, take rounds of 128 values of k in turn; their sums are added in
-// the order of the waves, the same one for any number of rows. The weights and activations of a round come while those of the
-// round before are multiplied, the first weights of dense products while the kernels before run. Activations come through the
-// cache, in the order in which lanes take them (hopper/half_acts.hip).
+// the order of the waves, the same one for any number of rows in a tile. The weights and activations of a round come while those
+// of the round before are multiplied, the first weights of dense products while the kernels before run. Activations come through
+// the cache, in the order in which lanes take them (hopper/half_acts.hip).
 //
-// The grid is [tiles of all products], or of experts [blocks of outputs, tiles of rows]. Shared memory: SHARED_BYTES / THREADS for each thread.
+// The grid is [tiles of all products]: those of the same outputs follow one another, so that weights are in the cache. Of experts
+// it is [blocks of outputs, tiles of rows]. Shared memory: SHARED_BYTES / THREADS for each thread.
 #pragma once
 #include "gemm/half.h"
 #include "mma.h"
@@ -15,9 +16,8 @@
 template <typename F> struct HalfFew {
     // THREADS is the most that a launch has.
     static constexpr u32 OCTETS = 4, ROWS = 8 * OCTETS, OUTS = 16, THREADS = 256, ROUND = 128;
-    // Whether weights are copied to shared memory, those of Q4_K. Loaded into registers, ptxas lets products wait for the next
-    // weights with the activations of this round. Other formats need more copies, or smaller ones, and are faster so
-    // nevertheless.
+    // Whether weights are copied to shared memory: those of Q4_K. Else ptxas lets products wait for loads of the next weights,
+    // which have the scoreboard of the activations. Other formats need more or smaller copies, which cost more than that.
     static constexpr bool COPIES = F::N_PLANES == 2 && F::PLANES[1].bytes == 16;
     using Coming = Chunks<F, WARP_SIZE, 2>;
     static constexpr u32 SUMS = OUTS * ROWS, WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;

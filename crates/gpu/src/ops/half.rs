@@ -450,14 +450,15 @@ fn kind_of(routing: &Routing<'_>) -> usize {
 }
 
 /// Whether products of the same activations take the kernel for few rows: those of few rows, and small ones of some more.
-fn is_few(gpu: &Gpu, works: &[Work<'_>]) -> bool {
-    let n_rows = works[0].x.n_rows;
-    if let Some(experts) = &works[0].experts {
-        return kind_of(&experts.routing) == SMALL;
+fn is_few(gpu: &Gpu, works: &[Work<'_>]) -> Result<bool, GpuError> {
+    let first = &works[0];
+    if let Some(experts) = &first.experts {
+        return Ok(kind_of(&experts.routing) == SMALL);
     }
+    let [few, ..] = *gpu.kernels().gemm_half.of(first.matrix.ty)?.tiles(gpu)?;
     let others = [Variant::TilesWide, Variant::SplitsOn, Variant::SplitsOff];
-    n_rows <= TILE_ROWS[SMALL]
-        || !others.iter().any(|&variant| gpu.takes(variant)) && is_small(gpu, works)
+    let takes_others = others.iter().any(|&variant| gpu.takes(variant));
+    Ok(first.x.n_rows <= few.rows || !takes_others && is_small(gpu, few, works))
 }
 
 /// Returns the octets of activations: of experts, each tile of rows may have one more.
@@ -472,7 +473,7 @@ pub(super) fn launch(
     memory: HalfMemory<'_>,
     works: &[Work<'_>],
 ) -> Result<(), GpuError> {
-    let x = HalfActs::new(gpu, memory, works);
+    let x = HalfActs::new(gpu, memory, works)?;
     convert(gpu, &works[0], &x)?;
     let mut rest = works;
     while let Some(first) = rest.first() {
@@ -496,19 +497,23 @@ struct HalfActs<'a> {
 }
 
 impl<'a> HalfActs<'a> {
-    fn new(gpu: &Gpu, memory: HalfMemory<'a>, works: &[Work<'a>]) -> HalfActs<'a> {
+    fn new(
+        gpu: &Gpu,
+        memory: HalfMemory<'a>,
+        works: &[Work<'a>],
+    ) -> Result<HalfActs<'a>, GpuError> {
         let work = &works[0];
         let routing = work.experts.as_ref().map(|experts| &experts.routing);
         let n_octets = n_octets(&work.x, routing);
         let factors = factor_bytes(work.x.n_rows);
         let values = factors..factors + value_bytes(n_octets, work.x.width);
-        HalfActs {
+        Ok(HalfActs {
             factors: memory.x.part(0..factors),
             values: memory.x.part(values),
             n_octets,
-            is_few: is_few(gpu, works),
+            is_few: is_few(gpu, works)?,
             tiles: routing.map(|routing| routing.tiles[kind_of(routing)]),
-        }
+        })
     }
 
     fn table(&self) -> Table<ExpertTile> {

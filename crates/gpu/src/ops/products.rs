@@ -81,10 +81,12 @@ pub fn gated_products(
     Ok(())
 }
 
-/// Of up to this many rows, two launches, of which the second starts early, take less time than a longer one (H100).
-const MAX_ROWS_APART: usize = 32;
+/// Of up to this many rows, [`gated_products_quantized`] converts in a launch of its own: two launches, of which the second starts
+/// early, take less time than a longer one (H100).
+pub const MAX_ROWS_APART: usize = 32;
 
-/// [`gated_products`], converted to the form of `to`. The contents of `gated.out` are undefined afterwards.
+/// [`gated_products`], converted to the form of `to`. The contents of `gated.out` are undefined
+/// afterwards if there are more than [`MAX_ROWS_APART`] rows.
 ///
 /// # Errors
 /// As [`products`].

@@ -40,7 +40,9 @@ fn converted_results_have_the_same_bits() {
                 Packed::new(&gpu, ty, n_out, n_in, &file)
             });
             let bias = gpu.upload(&random.values(n_out)).unwrap();
-            for (n_rows, activation) in [3, 20, 40].into_iter().zip(activations) {
+            let of_many = activations.map(|activation| (40, activation));
+            let cases = [(3, Activation::Silu), (20, Activation::Silu)];
+            for (n_rows, activation) in cases.into_iter().chain(of_many) {
                 let x = gpu.upload(&random.values(n_rows * n_in)).unwrap();
                 let acts = ActsBuffer::new(&gpu, act_format(ty), n_rows, n_in).unwrap();
                 ops::quantize(&gpu, x.as_slice(), &acts.rows(n_rows)).unwrap();

@@ -158,7 +158,10 @@ fn products(ty: GgmlType) {
     for gpu in gpus(ty) {
         check(&gpu, ty, [9, whole(96)], [17, 130, 64], Fill::Random);
         check(&gpu, ty, [18, whole(352)], [17, 130, 64], Fill::Random);
-        check(&gpu, ty, [33, whole(800)], [40, 3, 129], Fill::Random);
+        // In tiles of few rows, and not.
+        check(&gpu, ty, [33, whole(352)], [40, 3, 66], Fill::Random);
+        let others = gpu.with_variants("splits=off".parse().unwrap());
+        check(&others, ty, [33, whole(800)], [40, 3, 129], Fill::Random);
     }
 }
 
@@ -167,9 +170,9 @@ for_each_format!(scales_of_any_size);
 fn scales_of_any_size(ty: GgmlType) {
     for gpu in gpus(ty) {
         for fill in [Fill::Ones, Fill::ZeroScales, Fill::TinyScales] {
-            for n_rows in [10, 18] {
-                check(&gpu, ty, [n_rows, 512], [33, 1, 70], fill);
-            }
+            check(&gpu, ty, [10, 512], [33, 1, 70], fill);
+            let others = gpu.with_variants("splits=off".parse().unwrap());
+            check(&others, ty, [36, 512], [33, 1, 70], fill);
         }
     }
 }

@@ -563,10 +563,10 @@ impl<'a> Launcher<'a> {
     /// The same, converted.
     fn gated_quantize(&self, operands: &GatedQuantizeOps) -> Result<(), GpuError> {
         let Launcher { memory, shape, .. } = *self;
-        let scratch = self.buffer(operands.unwritten);
-        let gated = self.gate_and_up(operands.matrices, operands.activation, scratch);
+        let out = self.buffer(operands.unwritten);
+        let gated = self.gate_and_up(operands.matrices, operands.activation, out);
         let [x, to] = [operands.x, operands.out].map(|id| memory.acts(id, shape));
-        ops::gated_products_quantized(self.gpu, &x, &gated, memory.gated(scratch.len()), &to)
+        ops::gated_products_quantized(self.gpu, &x, &gated, memory.gated(out.len()), &to)
     }
 
     fn gate_and_up(

@@ -1,6 +1,6 @@
 //! How the tiles of a product are distributed to blocks, by what they cost.
 
-use super::{SMALL, TILE_ROWS, Tile, Work, kind_of};
+use super::{SMALL, Tile, Work, kind_of};
 use crate::gpu::Gpu;
 use crate::variant::Variant;
 
@@ -48,17 +48,12 @@ pub(super) const COSTS: [Cost; 4] = [
 const SMALL_ROUNDS: [(usize, usize); 2] = [(64, 360), (128, 230)];
 
 /// Whether products take less time in tiles of few rows, of which more run at once.
-pub(super) fn is_small(gpu: &Gpu, works: &[Work<'_>]) -> bool {
-    const OUTS: usize = 16;
-    const ROUND: usize = 128;
+pub(super) fn is_small(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> bool {
     let n_rows = works[0].x.n_rows;
     let Some((_, most)) = SMALL_ROUNDS.iter().find(|(most, _)| n_rows <= *most) else {
         return false;
     };
-    let rounds = |work: &Work<'_>| {
-        let n_tiles = work.matrix.n_out.div_ceil(OUTS) * n_rows.div_ceil(TILE_ROWS[SMALL]);
-        n_tiles * work.matrix.n_in.div_ceil(ROUND)
-    };
+    let rounds = |work: &Work<'_>| tile.n_tiles(work) * work.matrix.n_in.div_ceil(tile.round);
     works.iter().map(rounds).sum::<usize>() <= most * gpu.n_compute_units() as usize
 }
 
