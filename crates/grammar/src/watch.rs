@@ -90,3 +90,31 @@ fn watch() {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use llguidance::ParserFactory;
+    use llguidance::api::TopLevelGrammar;
+    use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities};
+
+    use super::*;
+
+    /// Work that does not end by itself is cancelled, once it is late; copies made before are not.
+    #[test]
+    fn late_work_is_cancelled() {
+        let tokens = ApproximateTokEnv::single_byte_env();
+        let factory = ParserFactory::new(&tokens, InferenceCapabilities::default(), &[]).unwrap();
+        let grammar = TopLevelGrammar::from_lark("start: \"a\"+".into());
+        let mut matcher = Matcher::new(factory.create_parser(grammar)).into_cancellable();
+        let mut copy = matcher.deep_clone();
+        within(Duration::from_secs(3600), &mut matcher, |_| ());
+        assert!(!matcher.is_cancelled());
+        within(Duration::from_millis(1), &mut matcher, |matcher| {
+            while !matcher.is_cancelled() {
+                std::thread::yield_now();
+            }
+        });
+        assert!(matcher.compute_mask_or_eos().is_err());
+        assert!(copy.compute_mask_or_eos().is_ok());
+    }
+}
