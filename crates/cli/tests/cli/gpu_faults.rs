@@ -391,6 +391,7 @@ fn doctor_names_what_is_wrong() {
             format!("{} library", vendor.name),
             vendor.device.to_string(),
         ];
+        let driver = format!("{} driver", vendor.name);
         let call = |name: &str| format!("{}{name}", vendor.prefix);
         let works = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30"];
         let refuses = [&works[..], &["-DLAUNCH_CODE=701"]].concat();
@@ -406,7 +407,7 @@ fn doctor_names_what_is_wrong() {
                 "init",
                 &["-DINIT_CODE=3"],
                 "degraded",
-                &library,
+                &driver,
                 call("Init"),
             ),
             (
