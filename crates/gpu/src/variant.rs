@@ -18,7 +18,7 @@ pub enum Variant {
     /// The smaller or the larger tiles of GEMM of codes.
     TilesSmall,
     TilesLarge,
-    /// The widest tiles of GEMM in f16, for any number of rows from 17 on.
+    /// The widest tiles of GEMM in f16, for any number of rows from 33 on.
     TilesWide,
     /// Attention of each row by itself, for any number of rows.
     AttentionDecode,

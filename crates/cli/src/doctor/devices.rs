@@ -35,7 +35,7 @@ pub fn libraries(survey: &Survey, gpus: &[PciGpu], options: &OpenOptions) -> Vec
         let (name, label) = about(error);
         match label.filter(|label| !is_needed(label)) {
             Some(_) => {
-                let detail = "not usable, and the PCI bus has no GPU that needs it";
+                let detail = "not needed: the PCI bus has no GPU for it";
                 Check::new(name, Status::Skipped, detail)
             }
             None => Check::new(name, Status::Failed, error.to_string()),

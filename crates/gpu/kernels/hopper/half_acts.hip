@@ -4,8 +4,8 @@
 // Of 128 values of k, lane q of a group of four multiplies 32 q .. 32 q + 31, in 8 products of 16 values. In product s
 // it has values 32 q + 4 s .. + 3: the first and the third belong to the first half of k, the others to the second.
 //
-// Products of few rows (gemm/half_few.h) take [n_in / 64, n_octets, 2, 32] pieces instead: each has what a lane multiplies in two
-// products.
+// The GEMM of few rows (gemm/half_few.h) takes another order, [n_in / 64, n_octets, 2, 32] pieces: a piece has the values that
+// a lane multiplies in two products.
 //
 // A row is multiplied by a power of two, so that no value overflows; `factors` undoes it.
 //
@@ -31,7 +31,7 @@ struct HalfActsParams {
     u32 width;
     u32 n_octets;
     u32 tile_octets;
-    // Whether for products of few rows.
+    // Whether the order is that of the GEMM of few rows.
     u32 is_few;
     u32 pad;
     FIELDS(codes, scales, x, factors, tiles, n_rows, width, n_octets, tile_octets, is_few, pad)

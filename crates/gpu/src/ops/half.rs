@@ -449,7 +449,7 @@ fn kind_of(routing: &Routing<'_>) -> usize {
     }
 }
 
-/// Whether products of the same activations take the kernel for few rows: those of few rows, and small ones of some more.
+/// Whether products of the same activations take the GEMM of few rows: up to its tile's rows, and small products of more.
 fn is_few(gpu: &Gpu, works: &[Work<'_>]) -> Result<bool, GpuError> {
     let first = &works[0];
     if let Some(experts) = &first.experts {
@@ -490,7 +490,7 @@ struct HalfActs<'a> {
     factors: Slice<'a, u8>,
     values: Slice<'a, u8>,
     n_octets: usize,
-    /// Whether they are in the order of products of few rows.
+    /// Whether their order is that of the GEMM of few rows.
     is_few: bool,
     /// The tiles of experts.
     tiles: Option<Slice<'a, ExpertTile>>,

@@ -85,8 +85,8 @@ pub fn gated_products(
 /// early, take less time than a longer one (H100).
 pub const MAX_ROWS_APART: usize = 32;
 
-/// [`gated_products`], converted to the form of `to`. The contents of `gated.out` are undefined
-/// afterwards if there are more than [`MAX_ROWS_APART`] rows.
+/// [`gated_products`], converted to the form of `to`. With more than [`MAX_ROWS_APART`] rows, the contents of `gated.out` are
+/// undefined afterwards.
 ///
 /// # Errors
 /// As [`products`].

@@ -43,8 +43,8 @@ pub(super) const COSTS: [Cost; 4] = [
     },
 ];
 
-/// With up to so many rows, products of the same activations are small if all their tiles together have at most so many rounds
-/// for each processor. Fitted to products of Q4_K, Q6_K and Q8_0 on an H100.
+/// Numbers of rows, and for up to that many the most rounds per processor that products of the same activations may have to be
+/// small. Fitted to products of Q4_K, Q6_K and Q8_0 on an H100.
 const SMALL_ROUNDS: [(usize, usize); 2] = [(64, 360), (128, 230)];
 
 /// Whether products take less time in tiles of few rows, of which more run at once.
