@@ -106,11 +106,13 @@ fn device_files(root: &Root) -> Check {
     }
 }
 
+/// The render nodes of AMD's GPUs, and those of which the vendor is not known.
 fn render_nodes(root: &Root) -> Vec<PathBuf> {
     let entries = fs::read_dir(root.path("/dev/dri")).into_iter().flatten();
     let is_render = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default();
-        name.to_string_lossy().starts_with("renderD")
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let vendor = root.read(&format!("/sys/class/drm/{name}/device/vendor"));
+        name.starts_with("renderD") && vendor.is_none_or(|vendor| vendor == "0x1002")
     };
     let mut nodes: Vec<PathBuf> = entries
         .flatten()
@@ -223,8 +225,17 @@ mod tests {
                 (Status::Failed, "there is no /dev/dri/renderD*"),
             ]
         );
-        make("/dev/dri/renderD128");
         make("/dev/dri/card0");
+        // That of another vendor is none.
+        make("/dev/dri/renderD129");
+        make("/sys/class/drm/renderD129/device/vendor");
+        fs::write(
+            root.path("/sys/class/drm/renderD129/device/vendor"),
+            "0x10de\n",
+        )
+        .unwrap();
+        assert_eq!(checks(&root, &[amd(None)])[1].detail, found[1].detail);
+        make("/dev/dri/renderD128");
         let found = checks(&root, &[amd(Some("amdgpu"))]);
         assert_eq!(
             states(&found),
