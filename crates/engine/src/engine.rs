@@ -16,6 +16,7 @@ use crate::request::{Request, RequestId};
 use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::sequences::Slot;
+use crate::speculate::{DraftLength, Drafter, ResultClock, Speculator};
 use crate::stats::{EngineStats, Queued};
 use rocmforge_model::Model;
 use rocmforge_plan::{BatchShape, Fusion, Plan};
@@ -37,6 +38,8 @@ pub struct Engine {
     in_flight: VecDeque<Submitted>,
     /// When the result of the last step came.
     last_result: Option<Instant>,
+    speculator: Option<Speculator>,
+    result_clock: ResultClock,
     steps_in_flight: usize,
     /// Events of a step that ended with an error.
     kept: Vec<Event>,
@@ -145,6 +148,8 @@ impl Engine {
             masks: Masks::new(n_vocab),
             in_flight: VecDeque::new(),
             last_result: None,
+            speculator: None,
+            result_clock: ResultClock::default(),
             steps_in_flight,
             kept: Vec::new(),
             n_computed_steps: 0,
@@ -192,6 +197,17 @@ impl Engine {
     /// run.
     pub fn watch_steps(&mut self, watcher: Option<StepWatcher>) {
         self.watcher = watcher;
+    }
+
+    /// Sets what drafts the next tokens of sequences. Texts do not change. A model with states drafts no more tokens than
+    /// [`EngineConfig::max_draft`] has slots for.
+    pub fn speculate(&mut self, drafter: Box<dyn Drafter>, length: DraftLength) {
+        self.speculator = Some(Speculator::new(drafter, length));
+    }
+
+    /// Returns the name of the drafter.
+    pub fn drafter(&self) -> Option<&'static str> {
+        self.speculator.as_ref().map(Speculator::name)
     }
 
     /// Sets what takes the time of each mask that is computed from now on.
@@ -300,6 +316,9 @@ impl Engine {
                 },
             });
         }
+        if let Some(speculator) = &mut self.speculator {
+            speculator.prepare(&mut self.scheduler, &mut self.masks);
+        }
         let scheduled = self.scheduler.schedule();
         let submitted = scheduled.is_some();
         if let Some((batch, record)) = scheduled {
@@ -327,6 +346,10 @@ impl Engine {
                     let since = before.map_or(at, |before| before.max(at));
                     let time = now - since;
                     self.scheduler.record_time(record.load, time);
+                    if let Some(speculator) = &mut self.speculator {
+                        let time = self.result_clock.tick(at, now);
+                        speculator.record_step(record.load, time);
+                    }
                     if let (Some(watcher), Some(shape)) = (&mut self.watcher, shape) {
                         watcher(ComputedStep {
                             shape,
@@ -448,6 +471,7 @@ impl Engine {
     /// Ends a sequence and returns its last event.
     fn finish(&mut self, slot: Slot, reason: FinishReason) -> Event {
         let mut sequence = self.scheduler.remove(slot);
+        sequence.draft.note(&sequence.progress);
         let n_generated = sequence.n_generated();
         let is_complete = !matches!(reason, FinishReason::Aborted | FinishReason::Deadline);
         if is_complete && n_generated > 0 {

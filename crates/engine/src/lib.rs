@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod context;
+mod draft;
 mod engine;
 mod error;
 mod event;
@@ -20,8 +21,10 @@ mod scheduler;
 mod sequence;
 mod sequences;
 pub mod serve;
+pub mod speculate;
 mod stats;
 
+pub use draft::DraftCounts;
 pub use engine::{ComputedStep, Engine, StepWatcher};
 pub use error::{ConfigError, DeviceError, EngineError, QueueLimit, RequestError};
 pub use event::{Event, Failure, FinishReason, StopCause};

@@ -2,7 +2,8 @@
 
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,8 @@ use rocmforge_plan::{Constraint, ConstraintError, Progress, TokenMask};
 
 /// At most this many threads compute masks.
 const MAX_THREADS: usize = 8;
+/// How long the masks of a draft may take. A sequence that needs more does not draft again.
+const DRAFT_TIME: Duration = Duration::from_millis(20);
 /// Stack of a thread. Parsers recurse.
 const STACK_BYTES: usize = 8 << 20;
 
@@ -25,6 +28,27 @@ pub(crate) struct Constrained {
     mask: Arc<TokenMask>,
     /// What may come after a token that a step in flight chooses.
     promised: Option<Promise>,
+    /// Whether the masks of a draft took too long.
+    is_slow: Arc<AtomicBool>,
+}
+
+/// What may come after a drafted token.
+#[derive(Debug)]
+pub(crate) struct AfterDraft {
+    token: TokenId,
+    pub(crate) mask: Arc<TokenMask>,
+    /// As [`Constraint::forced`], when the mask is known.
+    forced: OnceLock<Vec<TokenId>>,
+}
+
+impl AfterDraft {
+    /// Returns tokens that come after `chosen` whatever is chosen next.
+    pub(crate) fn forced_after(&self, chosen: TokenId) -> &[TokenId] {
+        match self.forced.get().map(Vec::as_slice) {
+            Some([first, rest @ ..]) if *first == chosen => rest,
+            _ => &[],
+        }
+    }
 }
 
 /// A mask whose computation has not begun. If it is dropped before, its readers get an error.
@@ -65,7 +89,13 @@ impl Constrained {
             state: Arc::new(Mutex::new(constraint)),
             mask: Arc::default(),
             promised: None,
+            is_slow: Arc::default(),
         }
+    }
+
+    /// Whether the masks of drafts are worth their time.
+    pub(crate) fn may_draft(&self) -> bool {
+        !self.is_slow.load(Relaxed)
     }
 
     /// Returns the mask of the next token.
@@ -97,31 +127,75 @@ impl Constrained {
     }
 }
 
-/// A mask to compute. If it is dropped before, its readers get an error.
+/// Masks to compute. If it is dropped before, their readers get an error.
 struct Job {
     state: Arc<Mutex<Box<dyn Constraint>>>,
-    mask: Arc<TokenMask>,
+    masks: Wanted,
     n_words: usize,
     watcher: Option<MaskWatcher>,
 }
 
+/// The masks of a job.
+enum Wanted {
+    /// That of the next token.
+    Next(Arc<TokenMask>),
+    /// Those after each of some tokens that may come next.
+    After {
+        steps: Vec<Arc<AfterDraft>>,
+        /// Set if they take too long.
+        is_slow: Arc<AtomicBool>,
+    },
+}
+
 impl Job {
     fn run(self) {
-        let mut words = vec![0; self.n_words];
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match &self.masks {
+            Wanted::Next(mask) => {
+                let computed = self.compute(&mut **state);
+                drop(state);
+                mask.set(computed);
+            }
+            Wanted::After { steps, is_slow } => {
+                let mut copy = state.clone();
+                drop(state);
+                let began = Instant::now();
+                for step in steps {
+                    // Nothing is chosen after a token that ends the text or may not come.
+                    let Ok(Progress::Open) = copy.accept(step.token) else {
+                        return;
+                    };
+                    let computed = self.compute(&mut *copy);
+                    let _ = step.forced.set(copy.forced());
+                    step.mask.set(computed);
+                    // The constraint's own limits do not see the time of a copy.
+                    if began.elapsed() > DRAFT_TIME {
+                        is_slow.store(true, Relaxed);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn compute(&self, state: &mut dyn Constraint) -> Result<Vec<u32>, ConstraintError> {
+        let mut words = vec![0; self.n_words];
         let began = Instant::now();
         let computed = state.mask(&mut words);
-        drop(state);
         if let Some(watcher) = &self.watcher {
             watcher(began.elapsed());
         }
-        self.mask.set(computed.map(|()| words));
+        computed.map(|()| words)
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        self.mask.set(Err(not_computed()));
+        let unset = |mask: &TokenMask| mask.set(Err(not_computed()));
+        match &self.masks {
+            Wanted::Next(mask) => unset(mask),
+            Wanted::After { steps, .. } => steps.iter().for_each(|step| unset(&step.mask)),
+        }
     }
 }
 
@@ -150,9 +224,36 @@ impl Masks {
     pub(crate) fn begin(&mut self, constrained: &mut Constrained) {
         let promised = constrained.promised.take();
         constrained.mask = promised.map_or_else(Arc::default, Promise::begin);
+        self.send(constrained, Wanted::Next(constrained.mask()));
+    }
+
+    /// Begins to compute the masks after each token of a draft. They are errors after a token that may not come next, or with
+    /// which the text ends, and where they would take too long.
+    pub(crate) fn begin_draft(
+        &mut self,
+        constrained: &Constrained,
+        draft: &[TokenId],
+    ) -> Vec<Arc<AfterDraft>> {
+        let after = |&token: &TokenId| {
+            Arc::new(AfterDraft {
+                token,
+                mask: Arc::default(),
+                forced: OnceLock::new(),
+            })
+        };
+        let steps: Vec<Arc<AfterDraft>> = draft.iter().map(after).collect();
+        let wanted = Wanted::After {
+            steps: steps.clone(),
+            is_slow: Arc::clone(&constrained.is_slow),
+        };
+        self.send(constrained, wanted);
+        steps
+    }
+
+    fn send(&mut self, constrained: &Constrained, masks: Wanted) {
         let job = Job {
             state: Arc::clone(&constrained.state),
-            mask: constrained.mask(),
+            masks,
             n_words: self.n_words,
             watcher: self.watcher.clone(),
         };

@@ -1,7 +1,9 @@
 //! How far a request is. The engine's thread notes it as it goes; other threads read it, and neither waits.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
+
+use crate::draft::DraftCounts;
 
 /// What a request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -24,6 +26,9 @@ pub struct RequestProgress {
     /// Tokens of its prompt that came from the prefix cache.
     pub cached_tokens: usize,
     pub generated_tokens: usize,
+    pub drafts: DraftCounts,
+    /// Whether it drafts no more at present, because its drafts did not pay.
+    pub drafts_off: bool,
     /// Times that it gave its place in the cache to another request.
     pub preemptions: usize,
 }
@@ -35,6 +40,9 @@ pub(crate) struct Tracker {
     queue_us: AtomicU64,
     n_cached: AtomicUsize,
     n_generated: AtomicUsize,
+    n_drafted: AtomicU64,
+    n_accepted: AtomicU64,
+    drafts_off: AtomicBool,
     n_preempted: AtomicUsize,
 }
 
@@ -48,6 +56,9 @@ impl Default for Tracker {
             queue_us: AtomicU64::new(WAITS),
             n_cached: AtomicUsize::new(0),
             n_generated: AtomicUsize::new(0),
+            n_drafted: AtomicU64::new(0),
+            n_accepted: AtomicU64::new(0),
+            drafts_off: AtomicBool::new(false),
             n_preempted: AtomicUsize::new(0),
         }
     }
@@ -68,6 +79,12 @@ impl Tracker {
         self.n_generated.store(n, Relaxed);
     }
 
+    pub(crate) fn drafted(&self, counts: DraftCounts, is_off: bool) {
+        self.n_drafted.store(counts.n_drafted, Relaxed);
+        self.n_accepted.store(counts.n_accepted, Relaxed);
+        self.drafts_off.store(is_off, Relaxed);
+    }
+
     pub(crate) fn preempted(&self) {
         self.n_preempted.fetch_add(1, Relaxed);
     }
@@ -84,6 +101,11 @@ impl Tracker {
             queue_time: (queue_us != WAITS).then(|| Duration::from_micros(queue_us)),
             cached_tokens: self.n_cached.load(Relaxed),
             generated_tokens: self.n_generated.load(Relaxed),
+            drafts: DraftCounts {
+                n_drafted: self.n_drafted.load(Relaxed),
+                n_accepted: self.n_accepted.load(Relaxed),
+            },
+            drafts_off: self.drafts_off.load(Relaxed),
             preemptions: self.n_preempted.load(Relaxed),
         }
     }

@@ -1,10 +1,14 @@
 //! A simulated device for tests. Its "model" is a hash over the tokens that the block table makes visible, so any wrong
 //! slot, stale block, lost or doubled token, wrong prefix or wrong move changes the output.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
 use crate::engine::Engine;
 use crate::event::{FinishReason, StopCause};
 use crate::kv_cache::BlockPool;
-use crate::request::{PromptOutput, Request};
+use crate::request::{PromptOutput, Request, RequestId};
+use crate::speculate::{Drafter, Trust, Wanted};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{
     Batch, BatchSeq, InputToken, RowOutput, Sampled, StateStart, StepOutput, TokenMask, Want,
@@ -451,6 +455,51 @@ pub(crate) fn expected(request: &Request, n_ctx: usize, page: usize) -> Outcome 
         FinishReason::Length
     });
     result
+}
+
+/// What requests will generate: the length of the prompt, and the tokens after it.
+pub(crate) type Answers = Arc<Mutex<BTreeMap<RequestId, (usize, Vec<TokenId>)>>>;
+
+/// A drafter that knows the answers, and makes mistakes.
+pub(crate) struct Knowing {
+    pub(crate) answers: Answers,
+    /// One of so many tokens is wrong.
+    pub(crate) one_of: u64,
+    pub(crate) n_draws: u64,
+}
+
+impl Drafter for Knowing {
+    fn name(&self) -> &'static str {
+        "knowing"
+    }
+
+    fn draft(&mut self, wanted: &mut [Wanted<'_>]) {
+        let answers = self.answers.lock().unwrap();
+        for one in wanted {
+            let (n_prompt, answer) = &answers[&one.request];
+            assert_eq!(
+                one.tokens[*n_prompt..],
+                answer[..one.tokens.len() - n_prompt]
+            );
+            for &token in answer[one.tokens.len() - n_prompt..]
+                .iter()
+                .take(one.n_most)
+            {
+                self.n_draws += 1;
+                let draw = computed(&[self.n_draws], 0);
+                one.draft
+                    .push(match (draw >> 20).is_multiple_of(self.one_of) {
+                        true => (token + 1) % N_VOCAB,
+                        false => token,
+                    });
+                one.trust = Trust((draw >> 10) as usize % Trust::N_LEVELS);
+            }
+        }
+    }
+
+    fn end(&mut self, request: RequestId) {
+        self.answers.lock().unwrap().remove(&request);
+    }
 }
 
 /// A device whose second output row of each request is not a number, if it `fails`.

@@ -20,8 +20,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::context;
+use crate::draft::{DraftCounts, Verified};
 use crate::event::Failure;
 use crate::kv_cache::{BlockPool, BlockTable, ContextShifts, KvUsage, StateTable};
+use crate::masks::Constrained;
 use crate::progress::RequestState;
 use crate::request::RequestId;
 use crate::sequence::{Sequence, Turn};
@@ -56,6 +58,7 @@ pub(crate) struct Scheduler {
     next_step: u64,
     shifts: ContextShifts,
     kv_usage: KvUsage,
+    drafts: DraftCounts,
     prefix: PrefixLookups,
     n_preemptions: u64,
     n_failed_steps: u64,
@@ -80,6 +83,7 @@ impl Scheduler {
             next_step: 0,
             shifts: ContextShifts::default(),
             kv_usage: KvUsage::default(),
+            drafts: DraftCounts::default(),
             prefix: PrefixLookups::default(),
             n_preemptions: 0,
             n_failed_steps: 0,
@@ -195,6 +199,7 @@ impl Scheduler {
         }
         let mut sequence = self.sequences.remove(slot);
         self.release_followers(sequence.id);
+        self.drafts += sequence.draft.counts;
         self.record_end(&sequence);
         if let Some(alarm) = sequence.alarm() {
             self.alarms.remove(&(alarm, sequence.id));
@@ -251,8 +256,14 @@ impl Scheduler {
                     // This sequence was the last one and was preempted.
                     break;
                 }
+                let n_drafted = self.reserve_draft(slot, &step);
                 let pools = (&mut self.pool, self.slots.as_mut());
-                step.push(slot, &mut self.sequences[slot], n_tokens, pools);
+                step.push(
+                    slot,
+                    &mut self.sequences[slot],
+                    (n_tokens, n_drafted),
+                    pools,
+                );
             }
             self.add_usage(slot, &mut usage);
             at += 1;
@@ -269,7 +280,7 @@ impl Scheduler {
             // A sequence with a full context from the prefix cache shifts in the next step.
             if n_tokens > 0 && sequence.n_positions() < self.limits.n_ctx {
                 let pools = (&mut self.pool, self.slots.as_mut());
-                step.push(slot, sequence, n_tokens, pools);
+                step.push(slot, sequence, (n_tokens, 0), pools);
             }
             self.add_usage(slot, &mut usage);
             let at = self.place(self.sequences[slot].turn());
@@ -409,6 +420,87 @@ impl Scheduler {
         }
     }
 
+    /// Reserves blocks for the draft of a sequence that `step` is about to take, as far as others do not need them. Returns
+    /// how many tokens of it the step takes.
+    fn reserve_draft(&mut self, slot: Slot, step: &Step) -> usize {
+        let sequence = &mut self.sequences[slot];
+        let n_drafted = step.drafted_for(sequence);
+        let is_spare = self.pool.n_free() > self.running.len();
+        let n_tokens = sequence.n_positions() + 1 + n_drafted;
+        let has_room = |pool: &BlockPool| n_tokens <= sequence.table.blocks().len() * pool.page();
+        if n_drafted == 0 || !(is_spare || has_room(&self.pool)) {
+            return 0;
+        }
+        if !sequence.table.reserve(&mut self.pool, n_tokens) {
+            return 0;
+        }
+        match &mut self.slots {
+            // Sequences that will begin have theirs first.
+            Some(slots) => {
+                let n_to_come = self.limits.max_seqs - self.running.len();
+                let n_free = slots.n_free().saturating_sub(n_to_come);
+                sequence.states.reserve_planes(slots, n_drafted.min(n_free))
+            }
+            None => n_drafted,
+        }
+    }
+
+    /// Returns the number of sequences that generate.
+    pub(crate) fn n_decoding(&self) -> usize {
+        let running = self.running.iter().map(|slot| &self.sequences[*slot]);
+        running.filter(|sequence| sequence.is_decoding()).count()
+    }
+
+    /// Drops the drafts that no step has taken. Returns the sequences that may draft, each with the most tokens of a draft.
+    pub(crate) fn may_draft(&mut self) -> impl Iterator<Item = (Slot, &Sequence, usize)> {
+        for &slot in &self.running {
+            let draft = &mut self.sequences[slot].draft;
+            if !draft.is_in_flight() {
+                draft.drop_all();
+            }
+        }
+        let n_ctx = self.limits.n_ctx;
+        let running = self
+            .running
+            .iter()
+            .map(|&slot| (slot, &self.sequences[slot]));
+        running.filter_map(move |(slot, sequence)| {
+            // Mirostat's state depends on the token before.
+            let can = sequence.trial.is_none()
+                && sequence.is_decoding()
+                && !sequence.draft.is_in_flight()
+                && sequence.request.sampling.mirostat.is_none()
+                && { sequence.constrained.as_ref() }.is_none_or(Constrained::may_draft)
+                && sequence.wants_sample(n_ctx);
+            let n_most = sequence.n_draftable(n_ctx);
+            (can && n_most > 0).then_some((slot, sequence, n_most))
+        })
+    }
+
+    pub(crate) fn sequence(&self, slot: Slot) -> &Sequence {
+        &self.sequences[slot]
+    }
+
+    pub(crate) fn sequence_mut(&mut self, slot: Slot) -> &mut Sequence {
+        &mut self.sequences[slot]
+    }
+
+    /// Ends the draft of a sequence whose step is over: the tokens that it sampled as drafted are computed.
+    pub(crate) fn settle_draft(&mut self, member: Member) -> Option<Verified> {
+        let sequence = self.sequences.member(member)?;
+        let verified = sequence.draft.settle()?;
+        let first = sequence.n_submitted;
+        sequence.n_submitted += verified.n_right;
+        if let Some(slots) = &mut self.slots {
+            let keeps = self.limits.prefix_sharing == PrefixSharing::On;
+            let snapshots = keeps.then_some((sequence.n_prompt, self.pool.page()));
+            sequence
+                .states
+                .adopt(slots, (first, verified.n_right), snapshots);
+        }
+        Some(verified)
+    }
+
     /// Moves the last running sequence back to the waiting ones.
     fn preempt_last(&mut self) {
         let last = self.running.pop().expect("a sequence is running");
@@ -427,6 +519,7 @@ impl Scheduler {
         }
         sequence.n_submitted = 0;
         sequence.n_forgotten = 0;
+        sequence.draft.drop_all();
         sequence.progress.enter(RequestState::Queued);
         self.waiting.stop(sequence);
         self.waiting.push(sequence, slot);
@@ -463,6 +556,8 @@ impl Scheduler {
 
     pub(crate) fn stats(&self) -> EngineStats {
         let n_free = self.pool.n_free();
+        let mut drafts = self.drafts;
+        { self.sequences.iter() }.for_each(|sequence| drafts += sequence.draft.counts);
         EngineStats {
             running: self.running.len(),
             waiting: self.waiting.len(),
@@ -473,6 +568,7 @@ impl Scheduler {
                 total: self.pool.n_blocks(),
             },
             prefix: self.prefix,
+            drafts,
             preemptions: self.n_preemptions,
             failed_steps: self.n_failed_steps,
             // The engine counts them.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::draft::Draft;
 use crate::event::{FinishReason, StopCause};
 use crate::kv_cache::{BlockTable, StateTable};
 use crate::masks::Constrained;
@@ -51,6 +52,7 @@ pub(crate) struct Sequence {
     /// Prompt positions whose output has been requested.
     pub(crate) n_prompt_outputs: usize,
     pub(crate) pending: Option<PendingSample>,
+    pub(crate) draft: Draft,
     /// A step in flight whose choice is not used: its token was known before.
     pub(crate) void_step: Option<u64>,
     pub(crate) table: BlockTable,
@@ -100,6 +102,7 @@ impl Sequence {
             n_cached: 0,
             n_prompt_outputs: 0,
             pending: None,
+            draft: Draft::default(),
             void_step: None,
             table: BlockTable::default(),
             states: StateTable::default(),
@@ -158,6 +161,15 @@ impl Sequence {
         self.n_generated() > 0 && self.n_unsubmitted() <= 1
     }
 
+    /// Returns how many tokens may be drafted after the known and the pending ones, in a context of `n_ctx`.
+    pub(crate) fn n_draftable(&self, n_ctx: usize) -> usize {
+        let n_left = self
+            .request
+            .max_tokens
+            .saturating_sub(self.n_generated() + 1);
+        n_left.min(n_ctx.saturating_sub(self.n_positions() + 1))
+    }
+
     /// Returns whether the sequence needs another token, in a context of `n_ctx`.
     pub(crate) fn wants_sample(&self, n_ctx: usize) -> bool {
         let has_room = self.context_policy != ContextPolicy::Stop || self.len() < n_ctx;
@@ -185,16 +197,25 @@ impl Sequence {
         }
     }
 
-    /// Returns tokens that come next whatever is chosen, and lets a step in flight that chooses the first of them choose in
+    /// Returns tokens that come next whatever is chosen, after `chosen`, a sample after `n_drafted` drafted tokens; and lets a step in flight that chooses the first of them choose in
     /// vain. None where the choice itself has a result: log-probabilities, or the state of the sampler.
-    pub(crate) fn take_forced(&mut self, is_worth: impl FnOnce(usize) -> bool) -> Vec<TokenId> {
+    pub(crate) fn take_forced(
+        &mut self,
+        (n_drafted, chosen): (usize, TokenId),
+        is_worth: impl FnOnce(usize) -> bool,
+    ) -> Vec<TokenId> {
         let is_too_short = self.is_too_short();
         let (request, pending) = (&self.request, &mut self.pending);
         let has_result = request.logprobs.is_some() || request.sampling.mirostat.is_some();
         let Some(constrained) = self.constrained.as_mut().filter(|_| !has_result) else {
             return Vec::new();
         };
-        let forced = constrained.forced();
+        let forced = match n_drafted {
+            0 => constrained.forced(),
+            // The constraint itself has computed no mask since.
+            n => { self.draft.after(n) }
+                .map_or_else(Vec::new, |after| after.forced_after(chosen).to_vec()),
+        };
         let biases = &request.sampling.logit_bias;
         let has_bias = |id: &TokenId| biases.iter().any(|(other, _)| other == id);
         // Such a token would not be chosen yet.
@@ -209,25 +230,31 @@ impl Sequence {
         forced
     }
 
-    /// Returns how to sample the next token. The device adds a pending token to the history. Penalties and DRY see at
-    /// most `n_ctx` tokens, dropped ones included.
-    pub(crate) fn sample_row(&mut self, n_ctx: usize) -> SampleRow {
+    /// Returns how to sample the next token, or that after the first `n_drafted` tokens of the draft. The device adds a
+    /// pending token to the history. Penalties and DRY see at most `n_ctx` tokens, dropped ones included.
+    pub(crate) fn sample_row(&mut self, n_ctx: usize, n_drafted: usize) -> SampleRow {
         let mask = self.constrained.as_mut().map(|it| match self.pending {
+            _ if n_drafted > 0 => {
+                let after = self.draft.after(n_drafted);
+                let after = after.expect("each drafted token has a mask after it");
+                Arc::clone(&after.mask)
+            }
             Some(_) => it.mask_after_pending(),
             None => it.mask(),
         });
+        let index = self.n_generated() + n_drafted;
         let params = match &self.early_sampling {
-            Some(early) if self.n_generated() < self.request.min_tokens => early,
+            Some(early) if index < self.request.min_tokens => early,
             _ => &self.request.sampling,
         };
         let dry = params.has_dry().then(|| DryHistory {
-            tokens: self.last_known(params.dry.last_n.min(n_ctx)).to_vec(),
+            tokens: self.history(params.dry.last_n.min(n_ctx), n_drafted),
             breakers: Arc::clone(&self.breakers),
         });
         SampleRow {
             params: Arc::clone(params),
-            index: self.n_generated() as u64,
-            counts: self.penalty_counts(n_ctx),
+            index: index as u64,
+            counts: self.penalty_counts(n_ctx, n_drafted),
             dry,
             mu: self.mu,
             logprobs: self.request.logprobs,
@@ -235,19 +262,25 @@ impl Sequence {
         }
     }
 
-    /// Returns the last `n` tokens, without a pending one.
-    fn last_known(&self, n: usize) -> &[TokenId] {
+    /// Returns the last `n` tokens before the one that comes after `n_drafted` of the draft, without a pending one.
+    fn history(&self, n: usize, n_drafted: usize) -> Vec<TokenId> {
         let n = n.saturating_sub(usize::from(self.pending.is_some()));
-        &self.tokens[self.tokens.len().saturating_sub(n)..]
+        let drafted = &self.draft.to_compute()[..n_drafted];
+        let known = &self.tokens[self
+            .tokens
+            .len()
+            .saturating_sub(n.saturating_sub(n_drafted))..];
+        let drafted = &drafted[n_drafted.saturating_sub(n)..];
+        [known, drafted].concat()
     }
 
     /// Counts each token in the penalty window, by ascending id.
-    fn penalty_counts(&self, n_ctx: usize) -> Vec<(TokenId, u32)> {
+    fn penalty_counts(&self, n_ctx: usize, n_drafted: usize) -> Vec<(TokenId, u32)> {
         let params = &self.request.sampling;
         if !params.has_penalties() {
             return Vec::new();
         }
-        let mut last = self.last_known(params.penalty_last_n.min(n_ctx)).to_vec();
+        let mut last = self.history(params.penalty_last_n.min(n_ctx), n_drafted);
         last.sort_unstable();
         last.chunk_by(|a, b| a == b)
             .map(|same| (same[0], same.len() as u32))
@@ -297,6 +330,10 @@ pub(crate) enum RowPurpose {
     Sample {
         /// Whether the row is the first one after the prompt.
         ends_prompt: bool,
+    },
+    /// A token to sample after drafted ones, of use only if all of them are right.
+    Drafted {
+        n_before: usize,
     },
     PromptScore {
         position: usize,

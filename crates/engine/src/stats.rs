@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::draft::DraftCounts;
 use crate::kv_cache::{ContextShifts, KvUsage};
 use crate::sequence::Sequence;
 
@@ -18,6 +19,7 @@ pub struct EngineStats {
     pub queue_time: Duration,
     pub blocks: BlockUsage,
     pub prefix: PrefixLookups,
+    pub drafts: DraftCounts,
     /// Times that a request gave its blocks to another one.
     pub preemptions: u64,
     /// Steps that the device did not compute. Their requests were tried again.

@@ -28,6 +28,8 @@ pub struct EngineConfig {
     /// page of them. `None` lets prompts fill each step.
     pub step_target: Option<Duration>,
     pub prefix_sharing: PrefixSharing,
+    /// The most tokens that one sequence drafts. Models with states keep one after each drafted token of a few sequences.
+    pub max_draft: usize,
     /// Steps submitted before the first one's result is read: 1 or 2. With 2, the device never waits for the engine,
     /// and the end of a text is noticed one step late.
     pub steps_in_flight: usize,
@@ -72,6 +74,7 @@ impl Default for EngineConfig {
             max_batch_tokens: 256,
             step_target: None,
             prefix_sharing: PrefixSharing::On,
+            max_draft: 0,
             steps_in_flight: 1,
             device: Device::Cpu,
             isa: rocmforge_cpu::Isa::detect(),

@@ -17,6 +17,8 @@ const RESERVE_BYTES: u64 = 512 << 20;
 const MAX_LOGITS_ROWS: usize = 64;
 /// Slots for states per sequence: its own, one after its prompt, one in its answer, and one where sequences part.
 const SLOTS_PER_SEQUENCE: usize = 4;
+/// Sequences that have slots for the states of their drafts. Drafts seldom pay where many sequences generate.
+const DRAFTING_SEQUENCES: usize = 4;
 /// Cache slots have 32-bit numbers.
 const MAX_TOKENS: usize = u32::MAX as usize / 2;
 
@@ -328,7 +330,9 @@ fn n_slots(
     if model.plan.states.is_empty() {
         return Ok(0);
     }
+    let n_drafts = { config.max_draft }.saturating_mul(config.max_seqs.min(DRAFTING_SEQUENCES));
     let mut n_slots = SLOTS_PER_SEQUENCE.saturating_mul(config.max_seqs);
+    n_slots = n_slots.saturating_add(n_drafts);
     for budget in budgets.iter().filter(|budget| budget.state_bytes > 0) {
         let free = budget.available_bytes()?.saturating_sub(budget.step_bytes);
         let others = usize::try_from(free / 4 / budget.state_bytes).unwrap_or(usize::MAX);

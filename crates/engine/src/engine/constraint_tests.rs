@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::event::StopCause;
-use crate::recorder::{Chain, Sizes, always, expected};
+use crate::recorder::{Answers, Chain, Knowing, Sizes, always, expected};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Batch, Constraint, ConstraintError, Progress};
 
@@ -307,4 +307,57 @@ fn forced_tokens_take_one_step() {
     };
     let each = answers(&[with_logprobs(false)], 2, u64::MAX);
     assert_eq!(answers(&[with_logprobs(true)], 2, u64::MAX), each);
+}
+
+/// A [`Chain`] whose masks take longer than drafts are worth.
+#[derive(Clone)]
+struct Slow(Chain);
+
+impl Constraint for Slow {
+    fn mask(&mut self, allowed: &mut [u32]) -> Result<(), ConstraintError> {
+        std::thread::sleep(Duration::from_millis(21));
+        self.0.mask(allowed)
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<Progress, ConstraintError> {
+        self.0.accept(token)
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// A draft whose masks take too long costs their time once, and no token.
+#[test]
+fn a_slow_constraint_ends_drafts() {
+    let request = Request {
+        constraint: Some(Box::new(Slow(Chain {
+            state: 5,
+            n_left: 50,
+        }))),
+        ..Request::greedy(vec![1, 2], 12)
+    };
+    let answer = expected(&request, 32, 4).ids;
+    let mut engine = Sizes::small(1).engine(always());
+    let id = engine.submit(request).unwrap();
+    let answers = Answers::default();
+    { answers.lock().unwrap() }.insert(id, (2, answer.clone()));
+    let drafter = Knowing {
+        answers,
+        one_of: u64::MAX,
+        n_draws: 0,
+    };
+    engine.speculate(Box::new(drafter), DraftLength::Always(5));
+    let mut tokens = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().unwrap() {
+            if let Event::Token { id, .. } = event {
+                tokens.push(id);
+            }
+        }
+        engine.check_integrity().unwrap();
+    }
+    assert_eq!(tokens, answer);
+    assert_eq!(engine.stats().drafts.n_drafted, 5, "one draft");
 }

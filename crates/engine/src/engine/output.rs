@@ -34,6 +34,9 @@ impl Engine {
                 continue;
             }
             let request = member.id;
+            if !self.is_reached(output.step, member, row.purpose) {
+                continue;
+            }
             if self.is_void(output.step, member, &output_row) {
                 continue;
             }
@@ -74,12 +77,34 @@ impl Engine {
                         logprob,
                         top,
                     };
-                    self.take_token(output.step, member, choice, events);
+                    self.take_token((output.step, 0), member, choice, events);
+                }
+                (
+                    RowPurpose::Drafted { n_before },
+                    RowOutput::Sampled {
+                        sampled,
+                        logprob,
+                        top,
+                    },
+                ) => {
+                    let choice = Choice {
+                        sampled,
+                        logprob,
+                        top,
+                    };
+                    self.take_token((output.step, n_before), member, choice, events);
                 }
                 (_, RowOutput::NotFinite) => {
                     self.scheduler.discard(member.slot);
                     let failure = Failure::NotFinite;
                     events.push(Event::Failed { request, failure });
+                }
+                (RowPurpose::Drafted { .. }, RowOutput::NoMask) => {
+                    if let Some(sequence) = self.scheduler.member(member) {
+                        sequence.draft.step_back();
+                    }
+                    self.settle_draft(member);
+                    self.go_on(member);
                 }
                 (RowPurpose::Sample { .. }, RowOutput::NoMask) => {
                     events.push(self.mask_failed(member));
@@ -126,6 +151,15 @@ impl Engine {
         }
     }
 
+    /// Whether the tokens of a step before a row are those of its sequence.
+    fn is_reached(&mut self, step: u64, member: Member, purpose: RowPurpose) -> bool {
+        let RowPurpose::Drafted { n_before } = purpose else {
+            return true;
+        };
+        let sequence = self.scheduler.member(member);
+        sequence.is_some_and(|sequence| sequence.draft.reaches(step, n_before))
+    }
+
     /// Whether a row is a choice that is not used.
     fn is_void(&mut self, step: u64, member: Member, output: &RowOutput) -> bool {
         let is_choice = matches!(output, RowOutput::Sampled { .. } | RowOutput::NoMask);
@@ -133,18 +167,33 @@ impl Engine {
         sequence.is_some_and(|sequence| sequence.void_step.take_if(|void| *void == step).is_some())
     }
 
-    /// Adds a sampled token to its sequence, and those that its constraint forces after it. They are computed in one step.
-    fn take_token(&mut self, step: u64, member: Member, choice: Choice, events: &mut Vec<Event>) {
+    /// Adds a token to its sequence that `step` has sampled after `n_drafted` drafted ones. Those follow that its constraint
+    /// forces, which are computed in one step; or those that the step has sampled after it, if it was drafted.
+    fn take_token(
+        &mut self,
+        (step, n_drafted): (u64, usize),
+        member: Member,
+        choice: Choice,
+        events: &mut Vec<Event>,
+    ) {
         let Some(sequence) = self.scheduler.member(member) else {
             return;
         };
         if sequence.pending.is_some_and(|pending| pending.step == step) {
             sequence.pending = None;
         }
-        let mu = choice.sampled.mu;
+        let Sampled { id: sampled, mu } = choice.sampled;
         let mut goes_on = self.add_token(member, choice, events);
         if goes_on {
-            for id in self.forced(member) {
+            let forced = self.forced((n_drafted, sampled), member);
+            let sequence = self.scheduler.member(member);
+            if forced.is_empty()
+                && sequence.is_some_and(|sequence| sequence.draft.confirm(step, sampled))
+            {
+                return;
+            }
+            self.settle_draft(member);
+            for id in forced {
                 let sampled = Sampled { id, mu };
                 let choice = Choice {
                     sampled,
@@ -154,24 +203,40 @@ impl Engine {
                 goes_on = goes_on && self.add_token(member, choice, events);
             }
         }
-        if goes_on && let Some(sequence) = self.scheduler.member(member) {
-            if let Some(constrained) = &mut sequence.constrained {
-                self.masks.begin(constrained);
-            }
-            self.scheduler.acquit(member);
+        if goes_on {
+            self.go_on(member);
+        }
+    }
+
+    /// Lets a sequence go on after its new tokens.
+    fn go_on(&mut self, member: Member) {
+        let sequence = self.scheduler.member(member);
+        if let Some(constrained) = sequence.and_then(|sequence| sequence.constrained.as_mut()) {
+            self.masks.begin(constrained);
+        }
+        self.scheduler.acquit(member);
+    }
+
+    /// Ends a sequence's draft, if the step had one, and learns from it.
+    fn settle_draft(&mut self, member: Member) {
+        if let Some(verified) = self.scheduler.settle_draft(member)
+            && let Some(sequence) = self.scheduler.member(member)
+        {
+            sequence.draft.acceptance.record(verified);
+            sequence.draft.note(&sequence.progress);
         }
     }
 
     /// Returns the tokens that a sequence's constraint forces, if they are worth a step of another shape. A device that has
     /// recorded the usual ones takes longer for it, and all sequences wait.
-    fn forced(&mut self, member: Member) -> Vec<TokenId> {
+    fn forced(&mut self, sampled: (usize, TokenId), member: Member) -> Vec<TokenId> {
         let n_others = match self.executor.info().graphs {
             true => self.scheduler.n_running().saturating_sub(1),
             false => 0,
         };
         let is_worth = |n: usize| n >= 2 && n_others <= 2 * (n - 1);
         let sequence = self.scheduler.member(member);
-        sequence.map_or_else(Vec::new, |sequence| sequence.take_forced(is_worth))
+        sequence.map_or_else(Vec::new, |sequence| sequence.take_forced(sampled, is_worth))
     }
 
     /// Adds a token to its sequence; returns whether the sequence goes on.

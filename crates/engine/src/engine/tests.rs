@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use super::*;
+use crate::draft::DraftCounts;
 use crate::event::StopCause;
 use crate::recorder::{
-    Broken, Chain, N_VOCAB, NotFinite, Outcome, Sizes, always, expected, lost_step,
+    Answers, Broken, Chain, Knowing, N_VOCAB, NotFinite, Outcome, Sizes, always, expected,
+    lost_step,
 };
 use crate::request::PromptOutput;
 use rocmforge_gguf::TokenId;
@@ -65,6 +67,7 @@ fn random_request(random: &mut Random, n_ctx: usize) -> Request {
 #[test]
 fn random_traffic_matches_each_request_alone() {
     let (mut n_shifts, mut n_failed_steps, mut n_constrained) = (0, 0, 0);
+    let mut drafts = DraftCounts::default();
     for seed in 0..150u64 {
         let mut random = Random(seed);
         let page = [1, 4, 16][random.below(3)];
@@ -109,6 +112,20 @@ fn random_traffic_matches_each_request_alone() {
             Err(lost_step())
         });
         let mut engine = sizes.engine(before);
+        let answers = Answers::default();
+        if seed % 5 < 3 {
+            let drafter = Knowing {
+                answers: Arc::clone(&answers),
+                one_of: 2 + seed % 7,
+                n_draws: seed,
+            };
+            let n = 1 + seed as usize % 6;
+            let length = match seed % 4 {
+                0 => DraftLength::UpTo(n),
+                _ => DraftLength::Always(n),
+            };
+            engine.speculate(Box::new(drafter), length);
+        }
         let mut open: BTreeMap<RequestId, Request> = BTreeMap::new();
         let mut results: BTreeMap<RequestId, Outcome> = BTreeMap::new();
         let mut left = 40;
@@ -123,6 +140,8 @@ fn random_traffic_matches_each_request_alone() {
                     request.context_policy = None;
                 }
                 let id = engine.submit(request.clone()).unwrap();
+                let answer = expected(&request, n_ctx, page).ids;
+                { answers.lock().unwrap() }.insert(id, (request.prompt.len(), answer));
                 open.insert(id, request);
                 results.insert(id, Outcome::default());
             }
@@ -176,10 +195,15 @@ fn random_traffic_matches_each_request_alone() {
         );
         n_shifts += engine.context_shifts().n_shifts;
         n_failed_steps += engine.stats().failed_steps;
+        drafts += engine.stats().drafts;
         let blocks = engine.stats().blocks;
         assert_eq!((blocks.used, blocks.total), (0, n_blocks));
     }
     assert!(n_failed_steps > 500, "{n_failed_steps}");
+    assert!(
+        drafts.n_accepted > 2000 && drafts.n_drafted > drafts.n_accepted + 1000,
+        "{drafts:?}"
+    );
     assert!(n_shifts > 1000, "{n_shifts}");
     assert!(n_constrained > 500, "{n_constrained}");
 }
@@ -613,6 +637,7 @@ fn a_tenant_with_many_requests_delays_another_by_one() {
 fn requests_that_would_wait_too_long_are_refused() {
     let mut engine = Sizes::small(2).engine(always());
     let load = crate::scheduler::Load {
+        n_drafted: 0,
         n_prefill: 1,
         n_decoding: 0,
     };

@@ -15,7 +15,7 @@ pub use block_pool::{BlockId, BlockPool};
 pub use block_table::BlockTable;
 pub use forget::Compaction;
 pub use prefix::PrefixHash;
-pub use state_table::StateTable;
+pub use state_table::{Rows, StateTable};
 
 /// KV-cache usage of the running sequences. A shared block counts once for each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -23,10 +23,24 @@ pub struct StateTable {
     read: Option<BlockId>,
     /// Copies whose tokens are not all known, or whose step is not submitted.
     kept: Vec<Kept>,
+    /// Where a step in flight leaves the state after the last known token, and after each drafted one but the last. Which
+    /// of them becomes the state is known when the draft is checked.
+    planes: Vec<BlockId>,
     /// The end of a prefix that is cached without a snapshot.
     parting: Option<usize>,
     /// The snapshot in the answer so far.
     of_answer: Option<PrefixHash>,
+}
+
+/// The tokens of a sequence in a step.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows {
+    /// Tokens before.
+    pub first: usize,
+    /// Known tokens.
+    pub n: usize,
+    /// Drafted tokens after them.
+    pub n_drafted: usize,
 }
 
 /// What the next step begins from.
@@ -76,18 +90,37 @@ impl StateTable {
         true
     }
 
-    /// Returns where the state of the next `n` tokens after `first` ones is. With `snapshots`, the length of the prompt and
-    /// that of a block, it is copied at ends of blocks where later sequences will begin, as far as slots are free: after
-    /// the prompt, in the answer, and where the sequence parts from others.
+    /// Takes slots for the states of a draft of `n` tokens. Returns for how many tokens they are enough.
+    pub fn reserve_planes(&mut self, slots: &mut BlockPool, n: usize) -> usize {
+        while self.planes.len() < n
+            && let Some(plane) = slots.allocate()
+        {
+            self.planes.push(plane);
+        }
+        self.planes.len()
+    }
+
+    /// Returns where the state of the next tokens is. With `snapshots`, the length of the prompt and that of a block, it is
+    /// copied at ends of blocks where later sequences will begin, as far as slots are free: after the prompt, in the
+    /// answer, and where the sequence parts from others. Drafted tokens have planes.
     ///
     /// # Panics
     /// If the table has no slot.
     pub fn submit(
         &mut self,
         slots: &mut BlockPool,
-        (first, n): (usize, usize),
+        Rows {
+            first,
+            n,
+            n_drafted,
+        }: Rows,
         snapshots: Option<(usize, usize)>,
     ) -> SeqState {
+        assert_eq!(
+            self.planes.len(),
+            n_drafted,
+            "a plane for each drafted token"
+        );
         let slot = self.slot.expect("the sequence is admitted");
         let mut kept = Vec::new();
         if let Some((n_prompt, page)) = snapshots {
@@ -104,6 +137,11 @@ impl StateTable {
                 });
             }
         }
+        let planes = self.planes.iter().enumerate();
+        kept.extend(planes.map(|(n_before, plane)| KeptState {
+            n_rows: n + n_before,
+            slot: plane.0,
+        }));
         let start = match std::mem::replace(&mut self.start, Start::Own) {
             Start::Empty => StateStart::Empty,
             Start::Own => StateStart::Slot(slot.0),
@@ -116,6 +154,36 @@ impl StateTable {
             slot: slot.0,
             start,
             kept,
+        }
+    }
+
+    /// Goes on from the state after `n_right` of the drafted tokens, which follow `first` known ones. Others are released, or
+    /// become snapshots as in [`StateTable::submit`].
+    pub fn adopt(
+        &mut self,
+        slots: &mut BlockPool,
+        (first, n_right): (usize, usize),
+        snapshots: Option<(usize, usize)>,
+    ) {
+        let mut planes = std::mem::take(&mut self.planes);
+        // After all of them, the state is in the sequence's own slot.
+        if let Some(plane) = planes.get_mut(n_right) {
+            let own = self.slot.as_mut().expect("the sequence is admitted");
+            std::mem::swap(own, plane);
+        }
+        let ends = snapshots.map_or_else(Vec::new, |(n_prompt, page)| {
+            self.ends_to_keep(first..first + n_right, n_prompt, page)
+        });
+        for (n_before, slot) in planes.into_iter().enumerate() {
+            let n_tokens = first + n_before;
+            match n_before < n_right && ends.contains(&n_tokens) {
+                true => self.kept.push(Kept {
+                    slot,
+                    n_tokens,
+                    is_in_answer: snapshots.is_some_and(|(n_prompt, _)| n_tokens >= n_prompt),
+                }),
+                false => slots.release(slot),
+            }
         }
     }
 
@@ -172,6 +240,11 @@ impl StateTable {
         };
         let kept = self.kept.iter().map(|kept| kept.slot);
         let own = [self.slot, start, self.read];
-        own.into_iter().flatten().chain(kept).collect()
+        let planes = self.planes.iter().copied();
+        own.into_iter()
+            .flatten()
+            .chain(kept)
+            .chain(planes)
+            .collect()
     }
 }

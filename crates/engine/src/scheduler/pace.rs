@@ -12,8 +12,16 @@ const NEW: f64 = 0.25;
 pub(crate) struct Load {
     /// Sequences that generate.
     pub(crate) n_decoding: usize,
+    /// Tokens that these check beside their own.
+    pub(crate) n_drafted: usize,
     /// Tokens of prompts.
     pub(crate) n_prefill: usize,
+}
+
+impl Load {
+    pub(crate) fn n_rows(self) -> usize {
+        self.n_decoding + self.n_drafted + self.n_prefill
+    }
 }
 
 /// The number of ends over which their mean is taken.
@@ -134,6 +142,7 @@ mod tests {
     fn load(n_decoding: usize, n_prefill: usize) -> Load {
         Load {
             n_decoding,
+            n_drafted: 0,
             n_prefill,
         }
     }

@@ -106,6 +106,7 @@ impl Scheduler {
         }
         for sequence in self.sequences.iter_mut() {
             sequence.pending = None;
+            sequence.draft.drop_all();
         }
         self.break_promises();
         // By age.
@@ -114,7 +115,7 @@ impl Scheduler {
             suspects.extend(record.members.iter().map(|member| (member.id, *member)));
             for row in &record.rows {
                 let lost = match row.purpose {
-                    RowPurpose::Sample { .. } => continue,
+                    RowPurpose::Sample { .. } | RowPurpose::Drafted { .. } => continue,
                     RowPurpose::PromptScore { position } => position - 1,
                     RowPurpose::PromptLogits { position } | RowPurpose::Embedding { position } => {
                         position

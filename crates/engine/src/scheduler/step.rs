@@ -1,12 +1,12 @@
 //! Builds the batch of a step and remembers what its output rows are for.
 
 use super::pace::Load;
-use crate::kv_cache::BlockPool;
+use crate::kv_cache::{BlockPool, Rows};
 use crate::progress::RequestState;
 use crate::request::PromptOutput;
 use crate::sequence::{PendingSample, RowPurpose, Sequence};
 use crate::sequences::{Member, Slot};
-use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, Want};
+use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, SampleRow, Want};
 use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
 
 /// The meaning of a submitted step's output rows.
@@ -68,10 +68,12 @@ impl Step {
     }
 
     /// Returns how many of the sequence's tokens fit. 0 if its pending token is older than the last step, or if the steps
-    /// in flight complete it.
+    /// in flight complete it, or if it waits for what it drafts or is to draft.
     pub(super) fn rows_for(&self, sequence: &Sequence) -> usize {
         let complete = sequence.n_generated() > 0 && !sequence.wants_sample(self.limits.n_ctx);
         if complete
+            || sequence.draft.is_in_flight()
+            || sequence.draft.is_awaited
             || sequence
                 .pending
                 .is_some_and(|pending| pending.step + 1 != self.batch.step)
@@ -95,6 +97,7 @@ impl Step {
             let Load {
                 n_decoding,
                 n_prefill,
+                ..
             } = self.record.load;
             let left = self.prefill.n_tokens.saturating_sub(n_prefill);
             // One that generates goes on, also with forced tokens, which count as those of a prompt.
@@ -114,6 +117,21 @@ impl Step {
             true => 0,
             false => n,
         }
+    }
+
+    /// Returns how many drafted tokens fit beside the next token of a sequence that generates.
+    pub(super) fn drafted_for(&self, sequence: &Sequence) -> usize {
+        let n_drafted = sequence.draft.to_compute().len();
+        if n_drafted == 0 || !sequence.is_decoding() {
+            return 0;
+        }
+        // Other sequences that generate have their rows first.
+        let n_to_come = (self.prefill.n_decoding).saturating_sub(self.record.load.n_decoding);
+        let left = |most: usize, used: usize| most.saturating_sub(used + n_to_come.max(1));
+        n_drafted
+            .min(left(self.limits.max_tokens, self.batch.tokens.len()))
+            .min(left(self.limits.max_logits, self.batch.logits.len()))
+            .min(sequence.n_draftable(self.limits.n_ctx))
     }
 
     /// Returns how many output rows the sequence's next `n` tokens need.
@@ -136,12 +154,12 @@ impl Step {
         sample + of_prompt
     }
 
-    /// Adds the sequence's next `n` tokens.
+    /// Adds the sequence's next `n` tokens, and `n_drafted` that may come after them.
     pub(super) fn push(
         &mut self,
         slot: Slot,
         sequence: &mut Sequence,
-        n: usize,
+        (n, n_drafted): (usize, usize),
         (pool, slots): (&mut BlockPool, Option<&mut BlockPool>),
     ) {
         let member = Member {
@@ -152,6 +170,7 @@ impl Step {
         match sequence.is_decoding() {
             true => {
                 self.record.load.n_decoding += 1;
+                self.record.load.n_drafted += n_drafted;
                 sequence.progress.enter(RequestState::Decode);
             }
             false => {
@@ -163,13 +182,14 @@ impl Step {
         let first = sequence.n_submitted;
         let first_pos = sequence.n_positions();
         let end = first + n;
-        for index in first..end {
+        let drafted = &sequence.draft.to_compute()[..n_drafted];
+        for index in first..end + n_drafted {
             let row = self.batch.tokens.len();
             let position = index - sequence.n_forgotten;
             let token = match (sequence.tokens.get(index), sequence.pending) {
                 (Some(&id), _) => InputToken::Id(id),
                 (None, Some(pending)) => InputToken::Sampled { row: pending.row },
-                (None, None) => unreachable!("only existing tokens are submitted"),
+                (None, None) => InputToken::Id(drafted[index - end]),
             };
             self.batch.tokens.push(token);
             self.batch.positions.push(position as u32);
@@ -182,12 +202,17 @@ impl Step {
         let page = pool.page();
         self.batch.seqs.push(BatchSeq {
             first_row,
-            n_rows: n,
+            n_rows: n + n_drafted,
             first_pos,
             block_table: sequence.table.shared(),
             state: slots.map(|slots| {
                 let snapshots = keeps.then_some((sequence.n_prompt, page));
-                sequence.states.submit(slots, (first, n), snapshots)
+                let rows = Rows {
+                    first,
+                    n,
+                    n_drafted,
+                };
+                sequence.states.submit(slots, rows, snapshots)
             }),
         });
         let ends_prompt =
@@ -196,19 +221,30 @@ impl Step {
             self.record.evaluated.push(member);
         }
         let samples = end == sequence.len() && sequence.wants_sample(self.limits.n_ctx);
-        let sample = samples.then(|| sequence.sample_row(self.limits.n_ctx));
+        let n_sampled = if samples { 1 + n_drafted } else { 0 };
+        // Before one of them is pending.
+        let samples: Vec<SampleRow> = (0..n_sampled)
+            .map(|n_before| sequence.sample_row(self.limits.n_ctx, n_before))
+            .collect();
         sequence.n_submitted = end;
         sequence.n_prompt_outputs = sequence.n_prompt_outputs.max(end.min(sequence.n_prompt));
         sequence
             .table
             .index_full_blocks(pool, &sequence.tokens[..end.min(sequence.tokens.len())]);
-        if let Some(sample) = sample {
+        if !samples.is_empty() {
+            sequence.draft.submit(self.batch.step, n_drafted);
             sequence.pending = Some(PendingSample {
                 step: self.batch.step,
                 row: self.batch.logits.len(),
             });
-            let row = self.batch.tokens.len() - 1;
-            let purpose = RowPurpose::Sample { ends_prompt };
+        }
+        let first_sampled = self.batch.tokens.len() - samples.len();
+        for (n_before, sample) in samples.into_iter().enumerate() {
+            let purpose = match n_before {
+                0 => RowPurpose::Sample { ends_prompt },
+                _ => RowPurpose::Drafted { n_before },
+            };
+            let row = first_sampled + n_before;
             self.output(member, row, purpose, Want::Sample(sample));
         }
     }

@@ -19,6 +19,7 @@ mod lora;
 mod lora_gpu;
 mod model;
 mod routing;
+mod speculation;
 mod states;
 mod step_times;
 mod structured;

@@ -1,0 +1,271 @@
+//! How many tokens to draft: as many as make the most tokens of a second, by the acceptance of earlier drafts of the
+//! sequence and by the times of earlier steps.
+
+use super::Trust;
+use crate::draft::Verified;
+
+/// Weight of the newest step in the mean time of steps with as many rows.
+const NEW: f64 = 0.25;
+/// What a row more adds to the time of a step as long as nothing is known, as a share.
+const GUESS: f64 = 0.02;
+/// The most rows whose times are kept.
+const MAX_ROWS: usize = 512;
+
+/// The acceptance that is expected of each level of trust before anything is known, and how many drafted tokens that
+/// counts as.
+const EXPECTED: [f64; Trust::N_LEVELS] = [0.5, 0.7, 0.85];
+const EXPECTED_WEIGHT: f64 = 4.0;
+/// Weight of earlier drafts when another one is known.
+const KEEP: f64 = 0.9;
+
+/// What a draft must gain at least.
+const LEAST_GAIN: f64 = 1.02;
+/// Tokens until a sequence whose drafts lose tries again, at first and at most.
+const FIRST_PAUSE: usize = 16;
+const LONGEST_PAUSE: usize = 512;
+
+/// Seconds of steps by their number of rows.
+#[derive(Debug, Default)]
+pub(super) struct Costs {
+    by_rows: Vec<Option<f64>>,
+}
+
+impl Costs {
+    pub(super) fn record(&mut self, n_rows: usize, seconds: f64) {
+        if n_rows >= MAX_ROWS {
+            return;
+        }
+        if self.by_rows.len() <= n_rows {
+            self.by_rows.resize(n_rows + 1, None);
+        }
+        let mean = &mut self.by_rows[n_rows];
+        // The first step of a kind may have to prepare something.
+        *mean = Some(mean.map_or(seconds, |mean| {
+            mean + NEW * (seconds.min(4.0 * mean) - mean)
+        }));
+    }
+
+    /// Returns the time of a step with `n_rows`, in seconds, or in any unit if nothing is known.
+    fn of(&self, n_rows: usize) -> f64 {
+        let known = |n: usize| Some((n, (*self.by_rows.get(n)?)?));
+        let below = (0..=n_rows).rev().find_map(known);
+        let above = (n_rows..self.by_rows.len()).find_map(known);
+        match (below, above) {
+            (None, None) => 1.0 + GUESS * n_rows as f64,
+            (None, Some((_, time))) => time,
+            (Some((n, time)), None) => time * (1.0 + GUESS * (n_rows - n) as f64),
+            (Some((n, low)), Some((m, high))) => {
+                let part = (n_rows - n) as f64 / (m - n).max(1) as f64;
+                low + part * (high - low)
+            }
+        }
+    }
+
+    /// Forgets the times of steps with more than `n_rows` rows: they may have become shorter.
+    fn forget_above(&mut self, n_rows: usize) {
+        self.by_rows.truncate(n_rows + 1);
+    }
+}
+
+/// What a sequence may draft.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offer {
+    /// Sequences that generate.
+    pub(super) n_decoding: usize,
+    /// The most tokens of the draft.
+    pub(super) n_most: usize,
+    /// Tokens that the sequence has generated.
+    pub(super) n_generated: usize,
+}
+
+/// Which drafts of a sequence were right, and whether it drafts.
+#[derive(Debug, Clone)]
+pub(crate) struct Acceptance {
+    /// Drafted tokens by trust, later ones with more weight: how many were right, and how many were compared.
+    right: [f64; Trust::N_LEVELS],
+    compared: [f64; Trust::N_LEVELS],
+    /// The number of generated tokens from which on it drafts again, and the length of the last pause.
+    resumes_at: usize,
+    pause: usize,
+    is_off: bool,
+}
+
+impl Default for Acceptance {
+    fn default() -> Acceptance {
+        Acceptance {
+            right: EXPECTED.map(|share| share * EXPECTED_WEIGHT),
+            compared: [EXPECTED_WEIGHT; Trust::N_LEVELS],
+            resumes_at: 0,
+            pause: 0,
+            is_off: false,
+        }
+    }
+}
+
+impl Acceptance {
+    /// Whether drafts do not pay at present.
+    pub(crate) fn is_off(&self) -> bool {
+        self.is_off
+    }
+
+    /// Learns from a draft.
+    pub(crate) fn record(&mut self, draft: Verified) {
+        let Verified {
+            trust: Trust(level),
+            n_drafted,
+            n_right,
+        } = draft;
+        let n_compared = n_drafted.min(n_right + 1);
+        self.right[level] = KEEP * self.right[level] + n_right as f64;
+        self.compared[level] = KEEP * self.compared[level] + n_compared as f64;
+    }
+
+    /// Returns the probability that a drafted token is right if those before it are.
+    fn share(&self, Trust(level): Trust) -> f64 {
+        self.right[level] / self.compared[level]
+    }
+
+    /// Returns the most tokens that are worth drafting, at any trust. 0 during a pause.
+    pub(super) fn most(&self, costs: &Costs, offer: Offer) -> usize {
+        if offer.n_generated < self.resumes_at {
+            return 0;
+        }
+        match self.is_off {
+            true => offer.n_most,
+            false => (0..Trust::N_LEVELS)
+                .map(|level| best_length(costs, offer, self.share(Trust(level))))
+                .max()
+                .unwrap_or(0),
+        }
+    }
+
+    /// Returns how many tokens of a draft to check. If it is not worth it, the sequence pauses; after a pause, it tries with
+    /// at least one.
+    pub(super) fn choose(&mut self, costs: &mut Costs, offer: Offer, trust: Trust) -> usize {
+        if self.is_off {
+            costs.forget_above(offer.n_decoding);
+        }
+        let best = best_length(costs, offer, self.share(trust));
+        if best > 0 {
+            (self.is_off, self.pause) = (false, 0);
+            return best;
+        }
+        let tries = std::mem::replace(&mut self.is_off, true);
+        self.pause = (2 * self.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        self.resumes_at = offer.n_generated + self.pause;
+        usize::from(tries).min(offer.n_most)
+    }
+}
+
+/// Returns the length of drafts with the most tokens of a second, if each token is right with probability `share` where
+/// those before it are. All sequences that generate draft as much.
+fn best_length(costs: &Costs, offer: Offer, share: f64) -> usize {
+    let rate = |n: usize| {
+        let tokens: f64 = (0..=n as i32).map(|i| share.powi(i)).sum();
+        tokens / costs.of(offer.n_decoding * (1 + n))
+    };
+    let without = rate(0) * LEAST_GAIN;
+    let best = (1..=offer.n_most).max_by(|&a, &b| rate(a).total_cmp(&rate(b)));
+    best.filter(|&n| rate(n) > without).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(n_decoding: usize) -> Offer {
+        Offer {
+            n_decoding,
+            n_most: 16,
+            n_generated: 100,
+        }
+    }
+
+    /// A step takes 10 ms, and 1 ms more for each row after the first.
+    fn costs() -> Costs {
+        let mut costs = Costs::default();
+        for n in [1, 2, 3, 5, 9, 17] {
+            costs.record(n, 0.009 + 0.001 * n as f64);
+        }
+        costs
+    }
+
+    #[test]
+    fn times_between_known_ones_are_interpolated() {
+        let mut costs = costs();
+        for (n, ms) in [(1, 10.0), (4, 13.0), (7, 16.0), (13, 22.0)] {
+            assert!((costs.of(n) * 1e3 - ms).abs() < 1e-9, "{n}");
+        }
+        assert!(costs.of(20) > costs.of(17) && costs.of(0) > 0.0);
+        // One slow step says little, ten of them much.
+        costs.record(5, 10.0);
+        assert!(costs.of(5) < 0.03);
+        (0..10).for_each(|_| costs.record(5, 0.1));
+        assert!(costs.of(5) > 0.08);
+        costs.record(MAX_ROWS, 1.0);
+        assert!(costs.by_rows.len() <= MAX_ROWS);
+    }
+
+    /// The best by the closed form of the expected tokens.
+    #[test]
+    fn drafts_are_as_long_as_acceptance_and_times_are_worth() {
+        let costs = costs();
+        let best = |share: f64| best_length(&costs, offer(1), share);
+        for share in [0.05, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0] {
+            let rate = |n: usize| {
+                let tokens = match share < 1.0 {
+                    true => (1.0 - f64::powi(share, n as i32 + 1)) / (1.0 - share),
+                    false => n as f64 + 1.0,
+                };
+                tokens / (10.0 + n as f64)
+            };
+            let by_rate = (0..=16)
+                .max_by(|&a, &b| rate(a).total_cmp(&rate(b)))
+                .unwrap();
+            let gain = rate(by_rate) / rate(0);
+            assert_eq!(
+                best(share),
+                if gain > LEAST_GAIN { by_rate } else { 0 },
+                "{share}"
+            );
+        }
+        assert_eq!(best(1.0), 16);
+        // Of 64 sequences, each row more costs more than a token brings.
+        let mut dense = Costs::default();
+        dense.record(64, 0.064);
+        dense.record(128, 0.128);
+        assert_eq!(best_length(&dense, offer(64), 0.9), 0);
+    }
+
+    #[test]
+    fn a_sequence_whose_drafts_are_wrong_stops_and_tries_again() {
+        let mut costs = costs();
+        let mut acceptance = Acceptance::default();
+        let trust = Trust(0);
+        let verified = |n_drafted, n_right| Verified {
+            trust,
+            n_drafted,
+            n_right,
+        };
+        let mut offer = offer(1);
+        assert!(acceptance.choose(&mut costs, offer, trust) > 0 && !acceptance.is_off());
+        (0..40).for_each(|_| acceptance.record(verified(4, 0)));
+        assert_eq!(acceptance.choose(&mut costs, offer, trust), 0);
+        assert!(acceptance.is_off() && acceptance.most(&costs, offer) == 0);
+        let mut pauses = Vec::new();
+        for _ in 0..3 {
+            let from = offer.n_generated;
+            while acceptance.most(&costs, offer) == 0 {
+                offer.n_generated += 1;
+            }
+            pauses.push(offer.n_generated - from);
+            assert_eq!(acceptance.choose(&mut costs, offer, trust), 1);
+            acceptance.record(verified(1, 0));
+        }
+        assert_eq!(pauses, [16, 32, 64]);
+        // Text that repeats itself ends the pauses.
+        offer.n_generated += LONGEST_PAUSE;
+        (0..20).for_each(|_| acceptance.record(verified(1, 1)));
+        assert!(acceptance.choose(&mut costs, offer, trust) > 1 && !acceptance.is_off());
+    }
+}
