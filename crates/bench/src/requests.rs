@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rocmforge_engine::serve::{EventStream, ServeOptions, Server, StreamEvent, Waited, serve};
-use rocmforge_engine::{Engine, EngineConfig, EngineError, Request};
+use rocmforge_engine::speculate::{DraftLength, Drafter};
+use rocmforge_engine::{DraftCounts, Engine, EngineConfig, EngineError, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_plan::Batch;
@@ -97,6 +98,24 @@ impl Requests {
             .map(|_| requests.tokens(depth))
             .collect();
         Ok(requests)
+    }
+
+    /// Lets the sequences draft; [`EngineConfig::max_draft`] must allow it.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    pub fn speculate(
+        &self,
+        drafter: Box<dyn Drafter>,
+        length: DraftLength,
+    ) -> Result<(), EngineError> {
+        self.server
+            .with_engine(move |engine| engine.speculate(drafter, length))
+    }
+
+    /// Returns the drafts so far.
+    pub fn drafts(&self) -> DraftCounts {
+        self.server.stats().drafts
     }
 
     /// Returns the most tokens of a step.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use rocmforge_engine::serve::{Server, StreamEvent, Waited};
-use rocmforge_engine::{EngineError, FinishReason, Request};
+use rocmforge_engine::{EngineError, FinishReason, Request, RequestProgress};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::TokenLogprob;
 
@@ -26,6 +26,8 @@ pub struct Answer {
     pub prompt_scores: Vec<(f32, Vec<TokenLogprob>)>,
     /// `None` if the user stopped the answer.
     pub finish: Option<FinishReason>,
+    /// How the request went.
+    pub progress: RequestProgress,
     pub n_prompt: usize,
     /// Prompt tokens found in the KV cache.
     pub n_cached: usize,
@@ -82,7 +84,7 @@ pub fn run(
                 }
                 continue;
             }
-            Waited::Ended => return Ok(answer),
+            Waited::Ended => break,
         };
         match event {
             StreamEvent::PromptScores(scores) => {
@@ -119,6 +121,7 @@ pub fn run(
                 answer.finish = Some(reason);
             }
         }
+        answer.progress = stream.progress();
     }
     // Dropping the stream ends the request.
     progress.finish_and_clear();

@@ -22,6 +22,7 @@ mod profile;
 mod quantize;
 mod sampling;
 mod serve;
+mod speculation;
 mod suite;
 
 pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs, StructureArgs, TemplateArgs};
@@ -44,6 +45,7 @@ pub use profile::ProfileArgs;
 pub use quantize::{ImatrixArgs, QuantizeArgs, file_type, file_types};
 pub use sampling::SamplingArgs;
 pub use serve::{BenchServeArgs, ServeArgs};
+pub use speculation::{DraftBy, Speculation, SpeculationArgs};
 pub use suite::{BenchCommand, ModelSuiteArgs, SuiteArgs, SuiteCommand, SuiteDevice};
 
 /// Run GGUF language models on this machine

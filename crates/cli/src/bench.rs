@@ -28,7 +28,7 @@ use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::{DeviceId, Experts, GpuConfig, GpuLayers, Offload};
 
 use crate::answer::bar;
-use crate::args::{BenchArgs, BenchCommand, CacheArgs, KvTypeArg, numbers};
+use crate::args::{BenchArgs, BenchCommand, CacheArgs, DraftBy, KvTypeArg, numbers};
 use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::{Interrupt, Working};
@@ -412,7 +412,13 @@ impl Run<'_, '_> {
         };
         let wanted = resolve::with_offload(self.device.clone(), tests[0].offload);
         let on = (self.isa, &wanted, self.args.on.device);
-        let bench = Bench::new(model, tests, on, &cache).map_err(|error| no_room(error, tests))?;
+        let speculation = &self.args.speculation.speculate;
+        let bench = Bench::new(model, tests, on, &cache, speculation)
+            .map_err(|error| no_room(error, tests))?;
+        if speculation.by != DraftBy::Nothing {
+            let tokenizer = model_file::tokenizer(&self.subjects[subject].file, None)?;
+            bench.speculate(speculation, model, tokenizer.as_deref(), &self.args.load)?;
+        }
         session::tell_backend(bench.backend_info());
         // A GPU that failed its check is not tried again.
         if bench.is_gpu_wrong() {

@@ -29,6 +29,7 @@ use crate::lines::{Input, Lines, Remember};
 use crate::messages::Messages;
 use crate::output::{self, Out, note, say};
 use crate::session::{Session, Vocabulary};
+use crate::speculation;
 use crate::wrap::{self, Wrap};
 use rocmforge::Message;
 
@@ -49,11 +50,12 @@ message of several lines. To send a line that starts with a slash, put a space b
 pub fn run(args: &ChatArgs) -> Result<()> {
     let sampling = resolve::sampling(&args.sampling)?;
     let interrupt = Interrupt::install()?;
-    let session = Session::start(
+    let session = Session::start_drafting(
         &args.model,
         &args.device,
         Vocabulary::Needed,
         resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?,
+        &args.speculation.speculate,
     )?
     .serve()?;
     let conversation = conversation::begin(&session, &args.template)?;
@@ -352,8 +354,12 @@ impl Chat<'_> {
         let used = (answer.n_prompt + answer.ids.len()).min(self.session.engine.n_ctx());
         let shifts = self.session.engine.stats().context_shifts;
         let shifts = shifted(&shifts).map_or(String::new(), |line| format!(" | {line}"));
+        // The line goes without it if the engine has ended; the next answer says why.
+        let drafts = speculation::Report::of(&self.session.engine, answer.progress);
+        let drafts = drafts.ok().flatten();
+        let drafts = drafts.map_or(String::new(), |drafts| format!(" | {}", drafts.line()));
         format!(
-            "(prompt {}, {} from the cache | answer {} | first token {:.0} ms | context {used} of {}{shifts} | seed {})",
+            "(prompt {}, {} from the cache | answer {}{drafts} | first token {:.0} ms | context {used} of {}{shifts} | seed {})",
             speed(answer.n_prompt, answer.prompt_per_second()),
             answer.n_cached,
             speed(answer.ids.len(), answer.predicted_per_second()),

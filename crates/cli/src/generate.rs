@@ -26,6 +26,7 @@ use crate::output::{self, Out};
 use crate::prompt::{Source, Text};
 use crate::reasoning::{Reasoning, Show};
 use crate::session::{Session, Vocabulary};
+use crate::speculation;
 use crate::structure;
 use rocmforge::Message;
 
@@ -47,11 +48,12 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     } else {
         Vocabulary::Optional
     };
-    let session = Session::start(
+    let session = Session::start_drafting(
         &args.model,
         &args.device,
         vocabulary,
         resolve::answer_config(&args.device, &args.context, WhenIdle::Wait)?,
+        &args.speculation.speculate,
     )?
     .serve()?;
 
@@ -115,6 +117,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let reasoning = reasoning.transpose()?.filter(|text| !text.is_empty());
     answer.text = answered;
     let times = Times::of(&answer, session.load_time, tokenize);
+    let drafts = speculation::Report::of(&session.engine, answer.progress)?;
     if args.json {
         out.json(&Report::new(
             args,
@@ -122,7 +125,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
             &prompt,
             &answer,
             reasoning.as_deref(),
-            &times,
+            (&times, drafts.as_ref()),
             sampling.seed,
         ))?;
     } else if out.is_terminal() && !answer.text.ends_with('\n') {
@@ -135,6 +138,9 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         output::note("");
     }
     output::note(&times.line(&answer, &session, sampling.seed));
+    if let Some(drafts) = &drafts {
+        output::note(&format!("({})", drafts.line()));
+    }
     if let Some(line) = shifted(&session.engine.stats().context_shifts) {
         output::note(&format!("({line})"));
     }
@@ -349,6 +355,9 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_logprobs: Option<Vec<Option<f32>>>,
     timings: &'a Times,
+    /// Only with `--speculate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculation: Option<&'a speculation::Report>,
     /// Only with `--context-policy shift`.
     #[serde(skip_serializing_if = "Option::is_none")]
     context_shifts: Option<ShiftReport>,
@@ -363,7 +372,7 @@ impl<'a> Report<'a> {
         prompt: &'a [TokenId],
         answer: &'a Answer,
         reasoning: Option<&'a str>,
-        times: &'a Times,
+        (times, drafts): (&'a Times, Option<&'a speculation::Report>),
         seed: u64,
     ) -> Report<'a> {
         let info = session.engine.backend_info();
@@ -389,6 +398,7 @@ impl<'a> Report<'a> {
             prompt_token_logprobs: scores
                 .map(|scores| first_null(scores.iter().map(|(logprob, _)| *logprob))),
             timings: times,
+            speculation: drafts,
             context_shifts: (session.config.context_policy != ContextPolicy::Stop)
                 .then(|| ShiftReport::from(session.engine.stats().context_shifts)),
             slow_ops: info

@@ -47,6 +47,7 @@ mod rerank;
 mod resolve;
 mod serve;
 mod session;
+mod speculation;
 mod structure;
 mod supported;
 mod tokenize;

@@ -12,8 +12,8 @@ use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::BackendInfo;
 use rocmforge_text::tokenizer::Tokenizer;
 
-use crate::args::{DeviceArgs, LoadArgs, ModelArgs};
-use crate::{model_file, output};
+use crate::args::{DeviceArgs, LoadArgs, ModelArgs, Speculation};
+use crate::{model_file, output, speculation};
 
 /// Whether a command needs a vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,24 +84,55 @@ impl Session {
             ..Loaded::new(purpose, file, device, &model.load)?
         };
         let config = config(&loaded.model);
-        Session::start_loaded(loaded, model.pre.as_deref(), device, vocabulary, config)
+        let pre = model.pre.as_deref();
+        Session::start_loaded((loaded, &model.load), pre, device, vocabulary, config, None)
     }
 
-    /// As [`Session::start`], with a loaded file.
+    /// As [`Session::start`], with what drafts the tokens of answers.
+    pub fn start_drafting(
+        model: &ModelArgs,
+        device: &DeviceArgs,
+        vocabulary: Vocabulary,
+        config: EngineConfig,
+        speculation: &Speculation,
+    ) -> Result<Session> {
+        let since = Instant::now();
+        let file = model_file::open(model.model.as_ref(), &model.load)?;
+        let loaded = Loaded {
+            since,
+            ..Loaded::new(Purpose::Text, file, device, &model.load)?
+        };
+        let (loaded, pre) = ((loaded, &model.load), model.pre.as_deref());
+        Session::start_loaded(loaded, pre, device, vocabulary, config, Some(speculation))
+    }
+
+    /// As [`Session::start_drafting`], with a loaded file.
     pub fn start_loaded(
-        loaded: Loaded,
+        (loaded, load): (Loaded, &LoadArgs),
         pre: Option<&str>,
         device: &DeviceArgs,
         vocabulary: Vocabulary,
         config: EngineConfig,
+        speculation: Option<&Speculation>,
     ) -> Result<Session> {
         let Loaded { file, model, since } = loaded;
         let tokenizer = match vocabulary {
             Vocabulary::Needed => Some(model_file::need_tokenizer(&file, pre)?),
             Vocabulary::Optional => model_file::tokenizer(&file, pre)?,
         };
+        let config = match speculation {
+            Some(speculation) => speculation::with_drafts(config, speculation),
+            None => config,
+        };
+        // First: the model may take what memory is left.
+        let drafting = match speculation {
+            Some(speculation) => {
+                speculation::drafter(speculation, (&model, tokenizer.as_deref()), load, &config)?
+            }
+            None => None,
+        };
         let Started {
-            started: engine,
+            started: mut engine,
             config,
             not_on_gpu,
         } = start_or_fall_back(config, device.on.device, |config| {
@@ -117,6 +148,9 @@ impl Session {
             ));
         }
         tell_backend(engine.backend_info());
+        if let Some((drafter, length)) = drafting {
+            engine.speculate(drafter, length);
+        }
         let config = settled(config, engine.backend_info());
         Ok(Session {
             file,

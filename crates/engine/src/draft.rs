@@ -27,6 +27,17 @@ impl std::ops::AddAssign for DraftCounts {
     }
 }
 
+impl std::ops::Sub for DraftCounts {
+    type Output = DraftCounts;
+
+    fn sub(self, before: DraftCounts) -> DraftCounts {
+        DraftCounts {
+            n_drafted: self.n_drafted - before.n_drafted,
+            n_accepted: self.n_accepted - before.n_accepted,
+        }
+    }
+}
+
 /// The draft of a sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {

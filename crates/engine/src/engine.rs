@@ -16,7 +16,7 @@ use crate::request::{Request, RequestId};
 use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::sequences::Slot;
-use crate::speculate::{DraftLength, Drafter, ResultClock, Speculator};
+use crate::speculate::{DraftLength, Drafter, DrafterStatus, Speculator};
 use crate::stats::{EngineStats, Queued};
 use rocmforge_model::Model;
 use rocmforge_plan::{BatchShape, Fusion, Plan};
@@ -39,7 +39,6 @@ pub struct Engine {
     /// When the result of the last step came.
     last_result: Option<Instant>,
     speculator: Option<Speculator>,
-    result_clock: ResultClock,
     steps_in_flight: usize,
     /// Events of a step that ended with an error.
     kept: Vec<Event>,
@@ -149,7 +148,6 @@ impl Engine {
             in_flight: VecDeque::new(),
             last_result: None,
             speculator: None,
-            result_clock: ResultClock::default(),
             steps_in_flight,
             kept: Vec::new(),
             n_computed_steps: 0,
@@ -205,9 +203,9 @@ impl Engine {
         self.speculator = Some(Speculator::new(drafter, length));
     }
 
-    /// Returns the name of the drafter.
-    pub fn drafter(&self) -> Option<&'static str> {
-        self.speculator.as_ref().map(Speculator::name)
+    /// Returns what drafts, if anything does.
+    pub fn drafter(&self) -> Option<DrafterStatus> {
+        self.speculator.as_ref().map(Speculator::status)
     }
 
     /// Sets what takes the time of each mask that is computed from now on.
@@ -347,8 +345,7 @@ impl Engine {
                     let time = now - since;
                     self.scheduler.record_time(record.load, time);
                     if let Some(speculator) = &mut self.speculator {
-                        let time = self.result_clock.tick(at, now);
-                        speculator.record_step(record.load, time);
+                        speculator.record_step(record.load, at, now);
                     }
                     if let (Some(watcher), Some(shape)) = (&mut self.watcher, shape) {
                         watcher(ComputedStep {

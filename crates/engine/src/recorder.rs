@@ -473,7 +473,11 @@ impl Drafter for Knowing {
         "knowing"
     }
 
-    fn draft(&mut self, wanted: &mut [Wanted<'_>]) {
+    fn needs_all(&self) -> bool {
+        self.one_of.is_multiple_of(2)
+    }
+
+    fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
         let answers = self.answers.lock().unwrap();
         for one in wanted {
             let (n_prompt, answer) = &answers[&one.request];
@@ -495,6 +499,7 @@ impl Drafter for Knowing {
                 one.trust = Trust((draw >> 10) as usize % Trust::N_LEVELS);
             }
         }
+        Ok(())
     }
 
     fn end(&mut self, request: RequestId) {

@@ -8,7 +8,10 @@ use clap::builder::BoolishValueParser;
 use clap::{Args, Command, Parser as _};
 
 use super::sampling::unescape;
-use super::{AnswerContextArgs, Cli, DeviceArgs, ModelArgs, OnOff, SamplingArgs, with_long_names};
+use super::{
+    AnswerContextArgs, Cli, DeviceArgs, ModelArgs, OnOff, SamplingArgs, SpeculationArgs,
+    with_long_names,
+};
 
 /// The limits and output of an answer.
 #[derive(Debug, Clone, Args)]
@@ -138,6 +141,8 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub context: AnswerContextArgs,
     #[command(flatten)]
+    pub speculation: SpeculationArgs,
+    #[command(flatten)]
     pub device: DeviceArgs,
 }
 
@@ -177,6 +182,8 @@ pub struct ChatArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub context: AnswerContextArgs,
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

@@ -8,7 +8,7 @@ use rocmforge_bench::export::Form;
 use rocmforge_runtime::gpu::GpuLayers;
 
 use super::context::page;
-use super::{BenchCommand, IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs};
+use super::{BenchCommand, IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SpeculationArgs};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -87,6 +87,8 @@ pub struct BenchArgs {
         help_heading = "Device"
     )]
     pub cpu_moe: bool,
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     /// Repetitions of each test
     #[arg(
         short,

@@ -8,7 +8,7 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use rocmforge_server::load::Slo;
 
-use super::{AnswerContextArgs, BenchOutput, DeviceArgs, LoadArgs};
+use super::{AnswerContextArgs, BenchOutput, DeviceArgs, LoadArgs, SpeculationArgs};
 
 /// A year: clocks cannot count every number of seconds.
 const MAX_SECONDS: u64 = 365 * 24 * 3600;
@@ -308,6 +308,8 @@ pub struct ServeArgs {
     pub json: bool,
     #[command(flatten)]
     pub context: AnswerContextArgs,
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

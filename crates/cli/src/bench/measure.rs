@@ -11,6 +11,7 @@
 
 use crate::resolve;
 use crate::session;
+use crate::speculation;
 use rocmforge::parts::{Started, settled, start_or_fall_back};
 use std::time::Duration;
 
@@ -19,15 +20,16 @@ use rocmforge_bench::BenchError;
 use rocmforge_bench::load::Load;
 use rocmforge_bench::requests::{Requests, Watch, Workload, kv_tokens};
 use rocmforge_cpu::Isa;
-use rocmforge_engine::{Device, DeviceError, EngineConfig, EngineError, KvTokens};
+use rocmforge_engine::{Device, DeviceError, DraftCounts, EngineConfig, EngineError, KvTokens};
 use rocmforge_model::Model;
 use rocmforge_plan::Roofline;
 use rocmforge_plan::{BatchShape, PlanCost};
 use rocmforge_runtime::BackendInfo;
 use rocmforge_runtime::gpu::Offload;
+use rocmforge_text::tokenizer::Tokenizer;
 
 use super::Test;
-use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg};
+use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg, LoadArgs, Speculation};
 use crate::interrupt::Working;
 
 /// Where a group of tests runs.
@@ -58,6 +60,8 @@ pub struct Measured {
     pub steps: Vec<BatchShape>,
     /// Tokens of a step at most.
     pub max_step_tokens: usize,
+    /// In all measured runs.
+    pub drafts: DraftCounts,
 }
 
 impl Measured {
@@ -77,7 +81,7 @@ impl Measured {
 /// An engine for tests that differ in their tokens only.
 pub struct Bench {
     requests: Requests,
-    device: Device,
+    config: EngineConfig,
     is_gpu_wrong: bool,
 }
 
@@ -89,6 +93,7 @@ impl Bench {
         tests: &[Test],
         (isa, device, asked): (Isa, &Device, DeviceArg),
         cache: &CacheArgs,
+        speculation: &Speculation,
     ) -> Result<Bench, EngineError> {
         let n_seqs = tests[0].n_seqs;
         let largest = |of: &dyn Fn(&Test) -> usize| tests.iter().map(of).max().unwrap_or(0);
@@ -102,7 +107,7 @@ impl Bench {
             n_threads: Some(tests[0].n_threads),
             ..resolve::cache_config(cache, Some(depth + after))
         };
-        let config = config.on(device.clone());
+        let config = speculation::with_drafts(config.on(device.clone()), speculation);
         let Started {
             started: requests,
             config,
@@ -114,7 +119,7 @@ impl Bench {
         let config = settled(config, requests.backend_info());
         Ok(Bench {
             requests,
-            device: config.device,
+            config,
             is_gpu_wrong: matches!(
                 not_on_gpu,
                 Some(EngineError::Device(DeviceError::WrongGpu { .. }))
@@ -129,7 +134,24 @@ impl Bench {
 
     /// What computes.
     pub fn device(&self) -> &Device {
-        &self.device
+        &self.config.device
+    }
+
+    /// Lets the sequences of `model` draft.
+    pub fn speculate(
+        &self,
+        speculation: &Speculation,
+        model: &Model,
+        tokenizer: Option<&Tokenizer>,
+        load: &LoadArgs,
+    ) -> Result<()> {
+        let model = (model, tokenizer);
+        if let Some((drafter, length)) =
+            speculation::drafter(speculation, model, load, &self.config)?
+        {
+            self.requests.speculate(drafter, length)?;
+        }
+        Ok(())
     }
 
     pub fn backend_info(&self) -> &BackendInfo {
@@ -151,7 +173,9 @@ impl Bench {
             other_load: None,
             steps: Vec::new(),
             max_step_tokens: self.requests.max_step_tokens(),
+            drafts: DraftCounts::default(),
         };
+        let mut before = self.requests.drafts();
         let workload = Workload {
             n_prompt: test.n_prompt,
             n_gen: test.n_gen,
@@ -163,6 +187,7 @@ impl Bench {
             }
             if i == n_warmup {
                 load = Load::now();
+                before = self.requests.drafts();
             }
             // Only the first run is watched: what each of them computes is the same.
             let watch = if i == 0 { Watch::Yes } else { Watch::No };
@@ -186,6 +211,7 @@ impl Bench {
                 measured.samples.push(time);
             }
         }
+        measured.drafts = self.requests.drafts() - before;
         measured.other_load = Load::of_others_since_then(load);
         Ok(Some(measured))
     }

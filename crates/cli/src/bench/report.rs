@@ -71,6 +71,9 @@ pub struct Record {
     samples_ts: Vec<f64>,
     // Not in llama-bench.
     n_sequences: usize,
+    /// Tokens drafted in all measured runs, and those of them that were right; 0 without `--speculate`.
+    n_drafted: u64,
+    n_accepted: u64,
     isa: &'static str,
     /// The value of `--kernel-variant`, or empty.
     kernel_variant: String,
@@ -163,6 +166,8 @@ impl Record {
                 .collect(),
             samples_ts,
             n_sequences: test.n_seqs,
+            n_drafted: measured.drafts.n_drafted,
+            n_accepted: measured.drafts.n_accepted,
             isa: machine.isa.name(),
             kernel_variant: machine.kernel_variant.clone(),
             n_tuned: machine.n_tuned,

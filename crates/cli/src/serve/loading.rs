@@ -176,7 +176,9 @@ fn start(
     peaks: Option<&Peaks>,
 ) -> Result<rocmforge_server::Model> {
     let needed = Vocabulary::Needed;
-    let session = Session::start_loaded(loaded, None, &args.device, needed, config)?;
+    let speculation = Some(&args.speculation.speculate);
+    let loaded = (loaded, &args.load);
+    let session = Session::start_loaded(loaded, None, &args.device, needed, config, speculation)?;
     let tokenizer = session.need_tokenizer()?.clone();
     let template = ChatTemplate::from_gguf(&session.file.gguf, &tokenizer, None)?;
     let template = template.in_sandbox(conversation::sandbox()?);

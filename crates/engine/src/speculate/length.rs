@@ -28,6 +28,8 @@ const LONGEST_PAUSE: usize = 512;
 #[derive(Debug, Default)]
 pub(super) struct Costs {
     by_rows: Vec<Option<f64>>,
+    /// Of the drafter for one token of each sequence.
+    draft: Option<f64>,
 }
 
 impl Costs {
@@ -38,11 +40,12 @@ impl Costs {
         if self.by_rows.len() <= n_rows {
             self.by_rows.resize(n_rows + 1, None);
         }
-        let mean = &mut self.by_rows[n_rows];
-        // The first step of a kind may have to prepare something.
-        *mean = Some(mean.map_or(seconds, |mean| {
-            mean + NEW * (seconds.min(4.0 * mean) - mean)
-        }));
+        add(&mut self.by_rows[n_rows], seconds);
+    }
+
+    /// Takes the time of drafts of up to `n` tokens.
+    pub(super) fn record_draft(&mut self, n: usize, seconds: f64) {
+        add(&mut self.draft, seconds / n as f64);
     }
 
     /// Returns the time of a step with `n_rows`, in seconds, or in any unit if nothing is known.
@@ -65,6 +68,13 @@ impl Costs {
     fn forget_above(&mut self, n_rows: usize) {
         self.by_rows.truncate(n_rows + 1);
     }
+}
+
+/// Adds a time to a mean. One that is much longer says little: something else took the time.
+fn add(mean: &mut Option<f64>, seconds: f64) {
+    *mean = Some(mean.map_or(seconds, |mean| {
+        mean + NEW * (seconds.min(4.0 * mean) - mean)
+    }));
 }
 
 /// What a sequence may draft.
@@ -131,7 +141,7 @@ impl Acceptance {
             return 0;
         }
         match self.is_off {
-            true => offer.n_most,
+            true => offer.n_most.min(2),
             false => (0..Trust::N_LEVELS)
                 .map(|level| best_length(costs, offer, self.share(Trust(level))))
                 .max()
@@ -162,7 +172,8 @@ impl Acceptance {
 fn best_length(costs: &Costs, offer: Offer, share: f64) -> usize {
     let rate = |n: usize| {
         let tokens: f64 = (0..=n as i32).map(|i| share.powi(i)).sum();
-        tokens / costs.of(offer.n_decoding * (1 + n))
+        let draft = costs.draft.unwrap_or(0.0) * n as f64;
+        tokens / (costs.of(offer.n_decoding * (1 + n)) + draft)
     };
     let without = rate(0) * LEAST_GAIN;
     let best = (1..=offer.n_most).max_by(|&a, &b| rate(a).total_cmp(&rate(b)));

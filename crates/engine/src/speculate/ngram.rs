@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use rocmforge_gguf::TokenId;
+use rocmforge_runtime::RuntimeError;
 
 use super::{Drafter, Trust, Wanted};
 use crate::request::RequestId;
@@ -90,7 +91,7 @@ impl Drafter for NgramDrafter {
         "ngram"
     }
 
-    fn draft(&mut self, wanted: &mut [Wanted<'_>]) {
+    fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
         for one in wanted {
             let history = self.histories.entry(one.request).or_default();
             history.extend(one.tokens);
@@ -102,6 +103,7 @@ impl Drafter for NgramDrafter {
                 one.draft.extend(after.take(one.n_most));
             }
         }
+        Ok(())
     }
 
     fn end(&mut self, request: RequestId) {
@@ -115,7 +117,7 @@ mod tests {
 
     fn draft(drafter: &mut NgramDrafter, tokens: &[TokenId], n_most: usize) -> Vec<TokenId> {
         let mut wanted = [Wanted::new(RequestId(0), tokens, n_most)];
-        drafter.draft(&mut wanted);
+        drafter.draft(&mut wanted).unwrap();
         wanted[0].draft.clone()
     }
 

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rocmforge_engine::speculate::{DraftLength, Drafter, MAX_DRAFT, NgramDrafter, Wanted};
+use rocmforge_engine::speculate::{
+    DraftLength, Drafter, MAX_DRAFT, ModelDrafter, NgramDrafter, Wanted,
+};
 use rocmforge_engine::{
     Device, DraftCounts, Engine, EngineConfig, Event, KvTokens, Request, RequestId,
 };
@@ -12,6 +14,7 @@ use rocmforge_gguf::{GgmlType, Gguf, TokenId};
 use rocmforge_grammar::{Grammar, Source, Vocabulary};
 use rocmforge_model::Model;
 use rocmforge_plan::{Dry, KvType, SamplingParams, Xtc};
+use rocmforge_runtime::RuntimeError;
 use rocmforge_testkit::models::{self, families, prompt};
 
 use crate::common::cases::test_cases;
@@ -32,7 +35,7 @@ impl Drafter for Mistaken {
         "mistaken"
     }
 
-    fn draft(&mut self, wanted: &mut [Wanted<'_>]) {
+    fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
         for one in wanted {
             let (n_prompt, answer) = &self.answers[one.request.0 as usize];
             let n_known = one.tokens.len() - n_prompt;
@@ -42,6 +45,7 @@ impl Drafter for Mistaken {
                 *token = if *token == 0 { 1 } else { *token - 1 };
             }
         }
+        Ok(())
     }
 
     fn end(&mut self, _: RequestId) {}
@@ -266,6 +270,54 @@ fn structured_texts_are_the_same() {
         .collect();
     let start = || loaded.engine(&config());
     assert_same(&start, &requests, 6, &[0, 3, 6]);
+}
+
+/// A model drafts for several sequences of another quantization, also ones whose prompts it reads in pieces, and goes on
+/// after wrong drafts and after sequences that have ended.
+#[test]
+fn another_model_drafts() {
+    let (Some(loaded), Some(small)) = (forge_mini(), forge_mini_file("Q4_0")) else {
+        return;
+    };
+    let small = load(&small);
+    let prompts = [
+        "Once upon a time",
+        "The cat",
+        "There was a house with a red door. In the house lived a family of mice who loved nuts. One day",
+    ];
+    let requests: Vec<Request> = { prompts.iter().enumerate() }
+        .map(|(i, text)| greedy(story(&loaded, text), 20 + 15 * i))
+        .collect();
+    let start = || loaded.engine(&config());
+    let expected = run(&mut start(), &requests);
+    let drafting = |max_seqs: usize| {
+        let config = EngineConfig {
+            max_batch_tokens: 8,
+            max_draft: 0,
+            max_seqs,
+            kv_tokens: KvTokens::OneContext,
+            ..config()
+        };
+        let started = rocmforge_runtime::start(&small.model, &config).unwrap();
+        ModelDrafter::new(started, config.page, loaded.model.config.n_vocab)
+    };
+    for length in [DraftLength::Always(5), DraftLength::UpTo(MAX_DRAFT)] {
+        let mut engine = start();
+        engine.speculate(Box::new(drafting(4)), length);
+        for _ in 0..2 {
+            assert!(run(&mut engine, &requests) == expected, "{length:?}");
+        }
+        let drafts = engine.stats().drafts;
+        if let DraftLength::Always(_) = length {
+            // It is the same model, rounded otherwise.
+            assert!(2 * drafts.n_accepted > drafts.n_drafted, "{drafts:?}");
+        }
+    }
+    // One of three sequences has a place.
+    let mut engine = start();
+    engine.speculate(Box::new(drafting(1)), DraftLength::Always(3));
+    assert!(run(&mut engine, &requests) == expected);
+    assert!(engine.stats().drafts.n_accepted > 0);
 }
 
 /// An emulated GPU computes rows of a draft with other kernels than a single row, so that bits differ; forge-mini has no

@@ -1,0 +1,102 @@
+//! The flag for drafts of the next tokens.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use rocmforge_engine::speculate::MAX_DRAFT;
+
+/// Drafts of the next tokens.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Device")]
+pub struct SpeculationArgs {
+    /// Draft the next tokens and check them in one step: auto, off, ngram or draft:FILE
+    ///
+    /// The text is the same, and comes faster if enough drafts are right. ngram: what came after the same tokens earlier in
+    /// the text; draft:FILE: what a smaller model with the same vocabulary expects; auto: off, until files that bring a
+    /// drafter can use it. Add ,n=K for drafts of at most K tokens (16 at most), as in ngram,n=8
+    #[arg(
+        long,
+        value_name = "HOW",
+        default_value = "auto",
+        env = "ROCMFORGE_SPECULATE",
+        hide_env_values = true
+    )]
+    pub speculate: Speculation,
+}
+
+/// How tokens are drafted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Speculation {
+    pub by: DraftBy,
+    /// The most tokens of a draft.
+    pub n_most: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum DraftBy {
+    #[default]
+    Nothing,
+    Ngram,
+    /// The model in this file.
+    Model(PathBuf),
+}
+
+impl FromStr for Speculation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Speculation, String> {
+        let (how, n_most) = match text.rsplit_once(",n=") {
+            None => (text, MAX_DRAFT),
+            Some((how, n)) => match n.parse() {
+                Ok(n @ 1..=MAX_DRAFT) => (how, n),
+                _ => return Err(format!("n={n}: use a number from 1 to {MAX_DRAFT}")),
+            },
+        };
+        let by = match (how, how.strip_prefix("draft:")) {
+            ("auto" | "off", _) => DraftBy::Nothing,
+            ("ngram", _) => DraftBy::Ngram,
+            ("mtp", _) => {
+                return Err(
+                    "the prediction layers of a file are loaded, but cannot draft yet; use ngram or draft:FILE".into(),
+                );
+            }
+            (_, Some(file)) if !file.is_empty() => DraftBy::Model(file.into()),
+            _ => {
+                return Err(
+                    "use auto, off, ngram or draft:FILE, and ,n=K for at most K tokens".into(),
+                );
+            }
+        };
+        Ok(Speculation { by, n_most })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_how_to_draft() {
+        let read = |text: &str| text.parse::<Speculation>();
+        let by = |by, n_most| Ok(Speculation { by, n_most });
+        assert_eq!(read("auto"), by(DraftBy::Nothing, MAX_DRAFT));
+        assert_eq!(read("off"), by(DraftBy::Nothing, MAX_DRAFT));
+        assert_eq!(read("ngram"), by(DraftBy::Ngram, MAX_DRAFT));
+        assert_eq!(read("ngram,n=3"), by(DraftBy::Ngram, 3));
+        let small = || DraftBy::Model("a,b.gguf".into());
+        assert_eq!(read("draft:a,b.gguf"), by(small(), MAX_DRAFT));
+        assert_eq!(read("draft:a,b.gguf,n=5"), by(small(), 5));
+        for (text, part) in [
+            ("ngram,n=0", "from 1 to 16"),
+            ("ngram,n=17", "from 1 to 16"),
+            ("ngram,n=x", "n=x"),
+            ("draft:", "draft:FILE"),
+            ("n-gram", "use auto, off, ngram"),
+            ("mtp", "cannot draft yet"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

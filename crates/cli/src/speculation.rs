@@ -1,0 +1,155 @@
+//! Makes what `--speculate` asks for.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use rocmforge_engine::speculate::{DraftLength, Drafter, ModelDrafter, NgramDrafter};
+use rocmforge_engine::{ContextPolicy, DraftCounts, EngineConfig, KvTokens, RequestProgress};
+use rocmforge_gguf::TokenId;
+use rocmforge_model::{Model, Purpose};
+use rocmforge_text::tokenizer::Tokenizer;
+use serde::Serialize;
+
+use crate::args::{DraftBy, LoadArgs, LoraArgs, Speculation};
+use crate::{model_file, output};
+
+/// Sequences whose drafts a model makes at a time. More have none: drafts seldom pay then.
+const DRAFTING_SEQUENCES: usize = 4;
+
+/// A drafter, and how much it drafts.
+pub type Drafting = Option<(Box<dyn Drafter>, DraftLength)>;
+
+/// Returns the settings of an engine whose sequences draft.
+pub fn with_drafts(config: EngineConfig, speculation: &Speculation) -> EngineConfig {
+    EngineConfig {
+        max_draft: match speculation.by {
+            DraftBy::Nothing => 0,
+            DraftBy::Ngram | DraftBy::Model(_) => speculation.n_most,
+        },
+        ..config
+    }
+}
+
+/// Starts what drafts for `model`, which will run with `config`.
+///
+/// # Errors
+/// The file of a drafter cannot be used.
+pub fn drafter(
+    speculation: &Speculation,
+    (model, tokenizer): (&Model, Option<&Tokenizer>),
+    load: &LoadArgs,
+    config: &EngineConfig,
+) -> Result<Drafting> {
+    let drafter: Box<dyn Drafter> = match &speculation.by {
+        DraftBy::Nothing => return Ok(None),
+        DraftBy::Ngram => Box::new(NgramDrafter::default()),
+        DraftBy::Model(file) => Box::new(model_drafter(file, (model, tokenizer), load, config)?),
+    };
+    Ok(Some((drafter, DraftLength::UpTo(speculation.n_most))))
+}
+
+fn model_drafter(
+    path: &Path,
+    (model, tokenizer): (&Model, Option<&Tokenizer>),
+    load: &LoadArgs,
+    config: &EngineConfig,
+) -> Result<ModelDrafter> {
+    let file = model_file::open(Some(&path.to_path_buf()), load)?;
+    let label = &file.label;
+    // Adapters are of the model that checks.
+    let adapters = LoraArgs {
+        lora: Vec::new(),
+        lora_scaled: Vec::new(),
+    };
+    let drafts = model_file::load(Purpose::Text, &file, &adapters, load)?;
+    if !drafts.plan.states.is_empty() {
+        bail!(
+            "{label} has recurrent layers, which cannot draft; use a drafter with attention in all layers"
+        );
+    }
+    let its_tokenizer = model_file::tokenizer(&file, None)?;
+    if let (Some(tokenizer), Some(its)) = (tokenizer, &its_tokenizer)
+        && let Some(id) = first_difference(tokenizer, its)
+    {
+        bail!(
+            "{label} has another vocabulary: token {id} is not the same; use a drafter of the same family"
+        );
+    }
+    let n_seqs = config.max_seqs.min(DRAFTING_SEQUENCES);
+    let n_ctx = config.usual_ctx(model).min(drafts.config.n_ctx_train);
+    let its_config = EngineConfig {
+        n_ctx: Some(n_ctx),
+        max_seqs: n_seqs,
+        kv_tokens: KvTokens::Exactly(n_ctx * n_seqs),
+        context_policy: ContextPolicy::Stop,
+        max_draft: 0,
+        ..config.clone()
+    };
+    let started = rocmforge_runtime::start(&drafts, &its_config).map_err(|error| {
+        anyhow::Error::new(error).context(format!("cannot start {label}, which is to draft"))
+    })?;
+    Ok(ModelDrafter::new(
+        started,
+        its_config.page,
+        model.config.n_vocab,
+    ))
+}
+
+/// Returns the first token that differs. Vocabularies may be padded to another length.
+fn first_difference(a: &Tokenizer, b: &Tokenizer) -> Option<TokenId> {
+    let n = a.n_vocab().min(b.n_vocab()) as TokenId;
+    (0..n).find(|&id| a.token_bytes(id) != b.token_bytes(id))
+}
+
+/// The drafts of an answer, for `--json`.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    drafter: &'static str,
+    #[serde(flatten)]
+    counts: DraftCounts,
+    /// Whether the drafter was switched off at the end, because drafts did not pay or it failed.
+    switched_off: bool,
+}
+
+impl Report {
+    /// Tells if the drafter has failed. `None` without one.
+    pub fn of(
+        server: &rocmforge_engine::serve::Handle,
+        progress: RequestProgress,
+    ) -> Result<Option<Report>> {
+        let Some(drafter) = server.with_engine(|engine| engine.drafter())? else {
+            return Ok(None);
+        };
+        if let Some(failure) = &drafter.failure {
+            output::note(&format!(
+                "warning: the drafter failed and is off: {failure}"
+            ));
+        }
+        Ok(Some(Report {
+            drafter: drafter.name,
+            counts: progress.drafts,
+            switched_off: progress.drafts_off || drafter.failure.is_some(),
+        }))
+    }
+
+    /// `drafted 120, accepted 84 (70 %)`.
+    pub fn line(&self) -> String {
+        let DraftCounts {
+            n_drafted,
+            n_accepted,
+        } = self.counts;
+        let off = if self.switched_off {
+            ", switched off"
+        } else {
+            ""
+        };
+        match n_drafted {
+            0 => format!("{}: nothing drafted{off}", self.drafter),
+            _ => format!(
+                "{}: {n_accepted} of {n_drafted} drafted tokens right ({:.0} %){off}",
+                self.drafter,
+                100.0 * n_accepted as f64 / n_drafted as f64
+            ),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Drafts from a smaller model of the same vocabulary. It computes the tokens of each sequence in a cache of its own, and
+//! then one drafted token after the other; wrong ones are overwritten by the next draft.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rocmforge_gguf::TokenId;
+use rocmforge_plan::{
+    Batch, BatchSeq, InputToken, LogitsRow, RowOutput, SampleRow, SamplingParams, Want,
+};
+use rocmforge_runtime::{Executor, Limits, RuntimeError, Started};
+
+use super::{Drafter, Trust, Wanted};
+use crate::kv_cache::{BlockPool, BlockTable};
+use crate::request::RequestId;
+
+/// A draft ends before a token that the model finds less likely than this.
+const LEAST_PROBABILITY: f32 = 0.2;
+/// First tokens of at least these probabilities have each level of [`Trust`].
+const LEVELS: [f32; Trust::N_LEVELS] = [0.0, 0.5, 0.85];
+
+/// A drafter with a model.
+pub struct ModelDrafter {
+    executor: Executor,
+    limits: Limits,
+    pool: BlockPool,
+    caches: HashMap<RequestId, Cache>,
+    /// Tokens of the vocabulary of the model that checks drafts.
+    n_vocab: usize,
+    greedy: Arc<SamplingParams>,
+    next_step: u64,
+}
+
+/// What the cache holds of a sequence.
+#[derive(Default)]
+struct Cache {
+    table: BlockTable,
+    /// The tokens that are computed; the last ones may be of a draft.
+    tokens: Vec<TokenId>,
+}
+
+/// A draft in progress.
+struct Run {
+    /// Its index among the wanted ones.
+    at: usize,
+    request: RequestId,
+    /// Whether its last token was unlikely.
+    is_over: bool,
+}
+
+impl ModelDrafter {
+    /// Drafts with a started model without states, whose cache has pages of `page` tokens, for one with `n_vocab` tokens.
+    ///
+    /// # Panics
+    /// If the model keeps states.
+    pub fn new(started: Started, page: usize, n_vocab: usize) -> ModelDrafter {
+        let resolved = started.resolved;
+        assert_eq!(
+            resolved.n_slots, 0,
+            "drafts are dropped, and a state cannot go back"
+        );
+        ModelDrafter {
+            executor: started.executor,
+            limits: resolved.limits,
+            pool: BlockPool::new(resolved.n_blocks, page),
+            caches: HashMap::new(),
+            n_vocab,
+            greedy: Arc::new(SamplingParams::greedy()),
+            next_step: 0,
+        }
+    }
+
+    /// Prepares the cache for a draft. Returns `false` if there is no room.
+    fn begin(&mut self, one: &Wanted<'_>) -> bool {
+        let n_tokens = one.tokens.len() + one.n_most;
+        let cache = self.caches.entry(one.request).or_default();
+        let same = cache.tokens.iter().zip(one.tokens);
+        let n_same = same.take_while(|(a, b)| a == b).count();
+        // What follows the last token is not kept.
+        cache.tokens.truncate(n_same.min(one.tokens.len() - 1));
+        n_tokens <= self.limits.n_ctx && cache.table.reserve(&mut self.pool, n_tokens)
+    }
+
+    /// Computes the tokens that the drafts are still without, as far as a step takes them. Returns the output rows, each with
+    /// its run.
+    fn step(
+        &mut self,
+        wanted: &[Wanted<'_>],
+        runs: &[Run],
+    ) -> Result<Vec<(usize, RowOutput)>, RuntimeError> {
+        let mut batch = Batch {
+            step: self.next_step,
+            ..Batch::default()
+        };
+        self.next_step += 1;
+        let mut sampled = Vec::new();
+        for (index, run) in runs.iter().enumerate() {
+            let one = &wanted[run.at];
+            let n_left = self.limits.max_tokens - batch.tokens.len();
+            if run.is_over || n_left == 0 || batch.logits.len() == self.limits.max_logits {
+                continue;
+            }
+            let cache = self.caches.get_mut(&run.request).expect("it was begun");
+            let first_pos = cache.tokens.len();
+            let known = one.tokens.iter().chain(&one.draft);
+            let tokens: Vec<TokenId> = known.skip(first_pos).take(n_left).copied().collect();
+            let first_row = batch.tokens.len();
+            for (i, &token) in tokens.iter().enumerate() {
+                batch.tokens.push(InputToken::Id(token));
+                batch.positions.push((first_pos + i) as u32);
+                let slot = cache.table.slot(self.pool.page(), first_pos + i);
+                batch.slots.push(slot);
+            }
+            batch.seqs.push(BatchSeq {
+                first_row,
+                n_rows: tokens.len(),
+                first_pos,
+                block_table: cache.table.shared(),
+                state: None,
+            });
+            cache.tokens.extend(tokens);
+            if cache.tokens.len() == one.tokens.len() + one.draft.len() {
+                sampled.push(index);
+                batch.logits.push(LogitsRow {
+                    row: batch.tokens.len() - 1,
+                    want: Want::Sample(self.greedy_row()),
+                });
+            }
+        }
+        let output = self.executor.submit(batch).wait()?;
+        Ok(sampled.into_iter().zip(output.rows).collect())
+    }
+
+    fn greedy_row(&self) -> SampleRow {
+        SampleRow {
+            params: Arc::clone(&self.greedy),
+            index: 0,
+            counts: Vec::new(),
+            dry: None,
+            mu: None,
+            logprobs: Some(0),
+            mask: None,
+        }
+    }
+}
+
+impl Drafter for ModelDrafter {
+    fn name(&self) -> &'static str {
+        "draft"
+    }
+
+    fn needs_all(&self) -> bool {
+        true
+    }
+
+    fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
+        let mut runs: Vec<Run> = Vec::new();
+        for (at, one) in wanted.iter().enumerate().take(self.limits.max_seqs) {
+            if self.begin(one) {
+                runs.push(Run {
+                    at,
+                    request: one.request,
+                    is_over: false,
+                });
+            }
+        }
+        while runs.iter().any(|run| !run.is_over) {
+            for (index, output) in self.step(wanted, &runs)? {
+                let run = &mut runs[index];
+                let one = &mut wanted[run.at];
+                let RowOutput::Sampled {
+                    sampled,
+                    logprob: Some(logprob),
+                    ..
+                } = output
+                else {
+                    run.is_over = true;
+                    continue;
+                };
+                let probability = logprob.exp();
+                if one.draft.is_empty() {
+                    let level = LEVELS.partition_point(|&least| least <= probability);
+                    one.trust = Trust(level.saturating_sub(1));
+                }
+                let is_known = (sampled.id as usize) < self.n_vocab;
+                // Also if it is not a number.
+                run.is_over = !(is_known && probability >= LEAST_PROBABILITY);
+                if !run.is_over {
+                    one.draft.push(sampled.id);
+                    run.is_over = one.draft.len() >= one.n_most;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, request: RequestId) {
+        if let Some(mut cache) = self.caches.remove(&request) {
+            cache.table.release(&mut self.pool);
+        }
+    }
+}
