@@ -35,6 +35,8 @@ pub(crate) struct Inner {
     pub(crate) overlaps: bool,
     /// Whether the kernel queued last writes weights.
     pub(crate) writes_weights: AtomicBool,
+    /// Whether launches only load their kernels.
+    pub(crate) loads_only: AtomicBool,
     pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
     /// The table of kernels, which `ops` defines (`ops/kernels.rs`).
     pub(crate) kernels: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -211,6 +213,7 @@ impl Gpu {
                 overlaps: driver.vendor_api.can_overlap(driver, &target),
                 writes_weights: AtomicBool::new(false),
                 target,
+                loads_only: AtomicBool::new(false),
                 modules: Mutex::default(),
                 kernels: OnceLock::new(),
                 deferred_free: DeferredFree::default(),

@@ -64,6 +64,18 @@ impl Gpu {
         Ok(modules)
     }
 
+    /// Loads the kernels that `queue` would launch, without launching them: the first launch of a kernel takes milliseconds
+    /// otherwise. No other thread may use the device meanwhile.
+    ///
+    /// # Errors
+    /// Those of `queue`.
+    pub fn load_kernels<E>(&self, queue: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.inner.loads_only.store(true, Ordering::Release);
+        let result = queue();
+        self.inner.loads_only.store(false, Ordering::Release);
+        result
+    }
+
     /// Returns the modules loaded so far.
     pub fn loaded_modules(&self) -> Vec<&'static str> {
         let modules = self.inner.modules.lock().unwrap_or_else(|e| e.into_inner());
@@ -274,6 +286,10 @@ impl Gpu {
         let function = self.function(kernel)?;
         if shared_bytes > function.shared_bytes.load(Ordering::Acquire) {
             self.allow_shared(kernel, function, shared_bytes)?;
+        }
+        if self.inner.loads_only.load(Ordering::Acquire) {
+            self.inner.driver.vendor_api.load_function(function.handle);
+            return Ok(());
         }
         let after_weights = self.inner.writes_weights.swap(false, Ordering::AcqRel);
         let launch = Launch {

@@ -128,6 +128,41 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
         };
     }
 
+    /// As [`Pinned::write`], by up to `n_threads` threads: a GPU takes the pages of a file faster than one thread reads them.
+    ///
+    /// # Panics
+    /// If `values` is longer than the memory.
+    pub fn write_by(&mut self, n_threads: usize, values: &[T])
+    where
+        T: Send + Sync,
+    {
+        /// Less is copied faster than a thread starts.
+        const LEAST_BYTES: usize = 1 << 20;
+        let n_bytes = size_of_val(values);
+        let n_threads = n_threads.min(n_bytes / LEAST_BYTES).max(1);
+        if n_threads == 1 {
+            return self.write(values);
+        }
+        assert!(
+            values.len() <= self.len,
+            "{} of {} values",
+            values.len(),
+            self.len
+        );
+        // SAFETY: the memory has that many values, every bit pattern is one, and nothing else uses it.
+        let memory = unsafe { std::slice::from_raw_parts_mut(self.host, values.len()) };
+        let n_each = values.len().div_ceil(n_threads);
+        std::thread::scope(|scope| {
+            let mut parts = memory.chunks_mut(n_each).zip(values.chunks(n_each));
+            let own = parts.next();
+            for (to, from) in parts {
+                scope.spawn(|| to.copy_from_slice(from));
+            }
+            own.into_iter()
+                .for_each(|(to, from)| to.copy_from_slice(from));
+        });
+    }
+
     /// As [`Pinned::write`], from `first` on. No queued work may read the overwritten values.
     ///
     /// # Panics

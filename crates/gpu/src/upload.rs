@@ -2,6 +2,9 @@
 //! previous one is copied and the one before that is repacked by kernels. Two staging slots alternate; events mark when
 //! each is free.
 
+use std::num::NonZero;
+use std::thread::available_parallelism;
+
 use rocmforge_gguf::GgmlType;
 
 use crate::error::GpuError;
@@ -14,6 +17,8 @@ use crate::pinned::Pinned;
 
 /// Bytes of a matrix that are copied, then repacked on the device, at once. Rows are not split.
 const CHUNK_BYTES: usize = 16 << 20;
+/// More threads do not read faster.
+const MAX_THREADS: usize = 8;
 /// Rows repacked at once are a multiple of this, except for the last ones.
 const ROW_STEP: usize = 16;
 
@@ -42,6 +47,8 @@ pub struct Uploader {
     copies: Stream,
     slots: [Slot; 2],
     n_uploads: usize,
+    /// Threads that read a chunk.
+    n_threads: usize,
     gpu: Gpu,
 }
 
@@ -69,6 +76,9 @@ impl Uploader {
             copies: Stream::new(gpu)?,
             slots: [slot()?, slot()?],
             n_uploads: 0,
+            n_threads: available_parallelism()
+                .map_or(1, NonZero::get)
+                .min(MAX_THREADS),
             gpu: gpu.clone(),
         })
     }
@@ -92,7 +102,7 @@ impl Uploader {
             slot.copied.wait()?;
             slot.used.block_stream(self.copies.handle)?;
         }
-        slot.host.write(chunk);
+        slot.host.write_by(self.n_threads, chunk);
         let (device, copies) = (
             slot.device.as_slice::<u8>().part(0..chunk.len()),
             self.copies.handle,

@@ -120,6 +120,11 @@ impl HybridBackend {
         self.gpu.check_graphs()
     }
 
+    /// Like [`GpuBackend::load_kernels`], for the GPU's segments.
+    pub(crate) fn load_kernels(&self) -> Result<(), GpuError> {
+        self.gpu.load_kernels()
+    }
+
     /// Like [`GpuBackend::enable_idle_tuning`], for the GPU's operations.
     pub(crate) fn enable_idle_tuning(&mut self, store: Arc<dyn TuningStore>) {
         self.gpu.enable_idle_tuning(store);

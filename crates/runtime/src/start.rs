@@ -135,6 +135,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
         Place::Gpu => {
             let plan = settled(plans::on_gpu(model, config.fusion), n_ctx);
             let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
+            backend.load_kernels()?;
             passed(is_checked && backend.check_graphs()?);
             if let Some(store) = when_idle {
                 backend.enable_idle_tuning(store);
@@ -149,6 +150,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             let placement = placement.clone();
             let plan = settled(model.compiled_plan(config.fusion), n_ctx);
             let mut backend = HybridBackend::new(device, plan, placement, &model.weights, options)?;
+            backend.load_kernels()?;
             passed(is_checked && backend.check_graphs()?);
             if let Some(store) = when_idle {
                 backend.enable_idle_tuning(store);

@@ -86,8 +86,12 @@ const _: () = assert!(size_of::<Attribute>() == 72 && size_of::<Config>() == 56)
 type LaunchEx =
     unsafe extern "C" fn(*const Config, Handle, *mut *mut c_void, *mut *mut c_void) -> i32;
 
+/// `cuFuncLoad`, part of drivers since 12.4.
+type FunctionLoad = unsafe extern "C" fn(Handle) -> i32;
+
 pub(super) struct Cuda {
     calls: CudaCalls,
+    function_load: Option<FunctionLoad>,
     launch_ex: Option<LaunchEx>,
 }
 
@@ -95,7 +99,10 @@ impl Cuda {
     pub(super) fn of_library(library: &Library) -> Result<Cuda, &'static str> {
         // SAFETY: the driver's header gives the function this signature under this name.
         let launch_ex = unsafe { library.get::<LaunchEx>(b"cuLaunchKernelEx") };
+        // SAFETY: as above.
+        let function_load = unsafe { library.get::<FunctionLoad>(b"cuFuncLoad") };
         Ok(Cuda {
+            function_load: function_load.ok().map(|symbol| *symbol),
             calls: CudaCalls::of_library(library, 0)?,
             launch_ex: launch_ex.ok().map(|symbol| *symbol),
         })
@@ -182,6 +189,13 @@ impl VendorApi for Cuda {
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         // SAFETY: the function belongs to a loaded module.
         unsafe { (self.calls.function_set)(function, MAX_DYNAMIC_SHARED_BYTES, bytes) }
+    }
+
+    fn load_function(&self, function: Handle) {
+        if let Some(load) = self.function_load {
+            // SAFETY: the function belongs to a loaded module. An error comes again with the launch.
+            unsafe { load(function) };
+        }
     }
 
     fn can_overlap(&self, driver: &Driver, target: &str) -> bool {

@@ -52,6 +52,8 @@ pub(crate) trait VendorApi: Send + Sync {
     fn load_module(&self, image: &[u8], to: &mut Handle) -> (i32, String);
     /// Raises a function's limit of dynamic shared memory. Returns the driver's code.
     fn allow_shared(&self, function: Handle, bytes: u32) -> i32;
+    /// Loads the code of a function, if the driver would wait for its first launch.
+    fn load_function(&self, _function: Handle) {}
     fn error_text(&self, code: i32) -> String;
 
     /// Returns the parameters as a function declares them, if images say so: the whole, then its fields.

@@ -216,6 +216,30 @@ impl GpuBackend {
         Ok(())
     }
 
+    /// Loads the kernels of usual steps, so that the first answer does not wait for them: of prompts, of one sequence that
+    /// generates, and of some.
+    pub(crate) fn load_kernels(&self) -> Result<(), GpuError> {
+        let sizes = self.memory.step.sizes();
+        let prompt = |n: usize| StepShape {
+            n_rows: n.min(sizes.max_rows),
+            n_logits: 1,
+            n_seqs: 1,
+            max_rows_of_seq: n.min(sizes.max_rows),
+            longest: n.min(self.options.n_ctx),
+            chooser: Chooser::Best,
+            choosing: Choosing::InStep,
+            n_to_heads: 0,
+        };
+        let decode =
+            |n: usize| StepShape::decode(bucket(n.min(self.options.max_seqs)), Chooser::Best);
+        let shapes = [prompt(512), prompt(64), prompt(8), decode(1), decode(8)];
+        self.gpu.load_kernels(|| {
+            shapes.iter().try_for_each(|shape| {
+                (0..self.segments.len()).try_for_each(|segment| self.launch(segment, shape))
+            })
+        })
+    }
+
     /// Queues the kernel that copies the step's inputs from the host.
     pub(crate) fn begin(&self, shape: &StepShape) -> Result<(), GpuError> {
         ops::begin_step(&self.gpu, &self.memory.step.io(shape))

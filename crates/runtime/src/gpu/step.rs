@@ -193,6 +193,10 @@ impl StepMemory {
         })
     }
 
+    pub(crate) fn sizes(&self) -> &StepSizes {
+        &self.sizes
+    }
+
     /// Writes `batch` as the next step, padded to `shape`; returns its slot.
     ///
     /// # Panics
