@@ -50,8 +50,6 @@ pub(crate) struct Draft {
     step: Option<u64>,
     /// How many of them that step has sampled so far.
     n_right: usize,
-    /// Whether the sequence waits for its pending token, to draft what comes after it.
-    pub(crate) is_awaited: bool,
     pub(crate) counts: DraftCounts,
     pub(crate) acceptance: Acceptance,
 }
@@ -146,7 +144,6 @@ impl Draft {
         self.step = None;
         self.tokens.clear();
         self.after.clear();
-        self.is_awaited = false;
     }
 }
 

@@ -314,10 +314,14 @@ impl Engine {
                 },
             });
         }
-        if let Some(speculator) = &mut self.speculator {
-            speculator.prepare(&mut self.scheduler, &mut self.masks);
-        }
-        let scheduled = self.scheduler.schedule();
+        let is_ready = match &mut self.speculator {
+            Some(speculator) => speculator.prepare(&mut self.scheduler, &mut self.masks),
+            None => true,
+        };
+        let scheduled = match is_ready || self.in_flight.is_empty() {
+            true => self.scheduler.schedule(),
+            false => None,
+        };
         let submitted = scheduled.is_some();
         if let Some((batch, record)) = scheduled {
             let shape = self.watcher.is_some().then(|| BatchShape::of(&batch));

@@ -451,6 +451,12 @@ impl Scheduler {
         running.filter(|sequence| sequence.is_decoding()).count()
     }
 
+    /// Whether a step in flight checks a draft.
+    pub(crate) fn has_drafts_in_flight(&self) -> bool {
+        let mut running = self.running.iter().map(|slot| &self.sequences[*slot]);
+        running.any(|sequence| sequence.draft.is_in_flight())
+    }
+
     /// Drops the drafts that no step has taken. Returns the sequences that may draft, each with the most tokens of a draft.
     pub(crate) fn may_draft(&mut self) -> impl Iterator<Item = (Slot, &Sequence, usize)> {
         for &slot in &self.running {

@@ -68,12 +68,11 @@ impl Step {
     }
 
     /// Returns how many of the sequence's tokens fit. 0 if its pending token is older than the last step, or if the steps
-    /// in flight complete it, or if it waits for what it drafts or is to draft.
+    /// in flight complete it, or if one of them checks its draft.
     pub(super) fn rows_for(&self, sequence: &Sequence) -> usize {
         let complete = sequence.n_generated() > 0 && !sequence.wants_sample(self.limits.n_ctx);
         if complete
             || sequence.draft.is_in_flight()
-            || sequence.draft.is_awaited
             || sequence
                 .pending
                 .is_some_and(|pending| pending.step + 1 != self.batch.step)

@@ -64,6 +64,12 @@ impl Costs {
         }
     }
 
+    /// Whether something is known of steps in which `n_decoding` sequences draft nothing.
+    fn has_base(&self, n_decoding: usize) -> bool {
+        let known = self.by_rows.iter().take(n_decoding + 1);
+        known.flatten().next().is_some()
+    }
+
     /// Forgets the times of steps with more than `n_rows` rows: they may have become shorter.
     fn forget_above(&mut self, n_rows: usize) {
         self.by_rows.truncate(n_rows + 1);
@@ -77,15 +83,40 @@ fn add(mean: &mut Option<f64>, seconds: f64) {
     }));
 }
 
-/// What a sequence may draft.
+/// A draft as it is expected to go.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Offer {
-    /// Sequences that generate.
-    pub(super) n_decoding: usize,
-    /// The most tokens of the draft.
+pub(super) struct Outlook {
+    /// The probability that a token is right if those before it are.
+    pub(super) share: f64,
+    /// Its tokens at most.
     pub(super) n_most: usize,
-    /// Tokens that the sequence has generated.
-    pub(super) n_generated: usize,
+}
+
+impl Outlook {
+    /// Returns how many tokens a step makes that checks up to `n` of the draft.
+    fn n_expected(self, n: usize) -> f64 {
+        let n = n.min(self.n_most) as i32;
+        (0..=n).map(|i| self.share.powi(i)).sum()
+    }
+}
+
+/// Returns the length of drafts with which `n_decoding` sequences make the most tokens of a second, if those of `outlooks`
+/// draft up to as many; 0 if that is not more than without drafts, or if nothing is known about those.
+pub(super) fn best_length(costs: &Costs, n_decoding: usize, outlooks: &[Outlook]) -> usize {
+    if !costs.has_base(n_decoding) {
+        return 0;
+    }
+    let rate = |n: usize| {
+        let expected: f64 = outlooks.iter().map(|one| one.n_expected(n)).sum();
+        let tokens = expected + n_decoding.saturating_sub(outlooks.len()) as f64;
+        let n_drafted: usize = outlooks.iter().map(|one| one.n_most.min(n)).sum();
+        let draft = costs.draft.unwrap_or(0.0) * n as f64;
+        tokens / (costs.of(n_decoding + n_drafted) + draft)
+    };
+    let without = rate(0) * LEAST_GAIN;
+    let longest = outlooks.iter().map(|one| one.n_most).max().unwrap_or(0);
+    let best = (1..=longest).max_by(|&a, &b| rate(a).total_cmp(&rate(b)));
+    best.filter(|&n| rate(n) > without).unwrap_or(0)
 }
 
 /// Which drafts of a sequence were right, and whether it drafts.
@@ -130,66 +161,58 @@ impl Acceptance {
         self.compared[level] = KEEP * self.compared[level] + n_compared as f64;
     }
 
-    /// Returns the probability that a drafted token is right if those before it are.
-    fn share(&self, Trust(level): Trust) -> f64 {
-        self.right[level] / self.compared[level]
+    /// Returns what to expect of a draft of up to `n_most` tokens.
+    pub(super) fn outlook(&self, Trust(level): Trust, n_most: usize) -> Outlook {
+        Outlook {
+            share: self.right[level] / self.compared[level],
+            n_most,
+        }
     }
 
-    /// Returns the most tokens that are worth drafting, at any trust. 0 during a pause.
-    pub(super) fn most(&self, costs: &Costs, offer: Offer) -> usize {
-        if offer.n_generated < self.resumes_at {
+    /// Returns what to expect of a draft that is not made yet, at best.
+    pub(super) fn best_outlook(&self, n_most: usize) -> Outlook {
+        let outlooks = (0..Trust::N_LEVELS).map(|level| self.outlook(Trust(level), n_most));
+        let best = outlooks.max_by(|a, b| a.share.total_cmp(&b.share));
+        best.expect("there are levels")
+    }
+
+    /// Whether the sequence pauses after `n_generated` tokens.
+    pub(super) fn pauses(&self, n_generated: usize) -> bool {
+        n_generated < self.resumes_at
+    }
+
+    /// Returns up to how many tokens of a draft are worth checking if all of `n_decoding` sequences draft as this one does,
+    /// after `n_generated` tokens. If none, the sequence pauses; after a pause, it tries with one token.
+    pub(super) fn choose(
+        &mut self,
+        costs: &mut Costs,
+        n_decoding: usize,
+        outlook: Outlook,
+        n_generated: usize,
+    ) -> usize {
+        if !costs.has_base(n_decoding) {
             return 0;
         }
-        match self.is_off {
-            true => offer.n_most.min(2),
-            false => (0..Trust::N_LEVELS)
-                .map(|level| best_length(costs, offer, self.share(Trust(level))))
-                .max()
-                .unwrap_or(0),
-        }
-    }
-
-    /// Returns how many tokens of a draft to check. If it is not worth it, the sequence pauses; after a pause, it tries with
-    /// at least one.
-    pub(super) fn choose(&mut self, costs: &mut Costs, offer: Offer, trust: Trust) -> usize {
         if self.is_off {
-            costs.forget_above(offer.n_decoding);
+            costs.forget_above(n_decoding);
         }
-        let best = best_length(costs, offer, self.share(trust));
-        if best > 0 {
+        if best_length(costs, n_decoding, &vec![outlook; n_decoding]) > 0 {
             (self.is_off, self.pause) = (false, 0);
-            return best;
+            return outlook.n_most;
         }
         let tries = std::mem::replace(&mut self.is_off, true);
         self.pause = (2 * self.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-        self.resumes_at = offer.n_generated + self.pause;
-        usize::from(tries).min(offer.n_most)
+        self.resumes_at = n_generated + self.pause;
+        usize::from(tries).min(outlook.n_most)
     }
-}
-
-/// Returns the length of drafts with the most tokens of a second, if each token is right with probability `share` where
-/// those before it are. All sequences that generate draft as much.
-fn best_length(costs: &Costs, offer: Offer, share: f64) -> usize {
-    let rate = |n: usize| {
-        let tokens: f64 = (0..=n as i32).map(|i| share.powi(i)).sum();
-        let draft = costs.draft.unwrap_or(0.0) * n as f64;
-        tokens / (costs.of(offer.n_decoding * (1 + n)) + draft)
-    };
-    let without = rate(0) * LEAST_GAIN;
-    let best = (1..=offer.n_most).max_by(|&a, &b| rate(a).total_cmp(&rate(b)));
-    best.filter(|&n| rate(n) > without).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn offer(n_decoding: usize) -> Offer {
-        Offer {
-            n_decoding,
-            n_most: 16,
-            n_generated: 100,
-        }
+    fn outlook(share: f64) -> Outlook {
+        Outlook { share, n_most: 16 }
     }
 
     /// A step takes 10 ms, and 1 ms more for each row after the first.
@@ -221,7 +244,7 @@ mod tests {
     #[test]
     fn drafts_are_as_long_as_acceptance_and_times_are_worth() {
         let costs = costs();
-        let best = |share: f64| best_length(&costs, offer(1), share);
+        let best = |share: f64| best_length(&costs, 1, &[outlook(share)]);
         for share in [0.05, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0] {
             let rate = |n: usize| {
                 let tokens = match share < 1.0 {
@@ -241,11 +264,18 @@ mod tests {
             );
         }
         assert_eq!(best(1.0), 16);
-        // Of 64 sequences, each row more costs more than a token brings.
+        // Of 64 sequences, each row more costs more than a token brings; one of them gains too little for all.
         let mut dense = Costs::default();
         dense.record(64, 0.064);
         dense.record(128, 0.128);
-        assert_eq!(best_length(&dense, offer(64), 0.9), 0);
+        assert_eq!(best_length(&dense, 64, &[outlook(0.9); 64]), 0);
+        assert_eq!(best_length(&dense, 64, &[outlook(0.9)]), 0);
+        // Nothing is known of steps without drafts.
+        assert_eq!(best_length(&dense, 8, &[outlook(1.0)]), 0);
+        // The drafter takes longer than the steps.
+        let mut slow = costs;
+        slow.record_draft(4, 0.08);
+        assert_eq!(best_length(&slow, 1, &[outlook(0.9)]), 0);
     }
 
     #[test]
@@ -258,25 +288,29 @@ mod tests {
             n_drafted,
             n_right,
         };
-        let mut offer = offer(1);
-        assert!(acceptance.choose(&mut costs, offer, trust) > 0 && !acceptance.is_off());
+        let mut n_generated = 100;
+        let mut choose = |acceptance: &mut Acceptance, n_generated| {
+            let outlook = acceptance.outlook(trust, 16);
+            acceptance.choose(&mut costs, 1, outlook, n_generated)
+        };
+        assert_eq!(choose(&mut acceptance, n_generated), 16);
         (0..40).for_each(|_| acceptance.record(verified(4, 0)));
-        assert_eq!(acceptance.choose(&mut costs, offer, trust), 0);
-        assert!(acceptance.is_off() && acceptance.most(&costs, offer) == 0);
+        assert_eq!(choose(&mut acceptance, n_generated), 0);
+        assert!(acceptance.is_off());
         let mut pauses = Vec::new();
         for _ in 0..3 {
-            let from = offer.n_generated;
-            while acceptance.most(&costs, offer) == 0 {
-                offer.n_generated += 1;
+            let from = n_generated;
+            while acceptance.pauses(n_generated) {
+                n_generated += 1;
             }
-            pauses.push(offer.n_generated - from);
-            assert_eq!(acceptance.choose(&mut costs, offer, trust), 1);
+            pauses.push(n_generated - from);
+            assert_eq!(choose(&mut acceptance, n_generated), 1);
             acceptance.record(verified(1, 0));
         }
         assert_eq!(pauses, [16, 32, 64]);
         // Text that repeats itself ends the pauses.
-        offer.n_generated += LONGEST_PAUSE;
         (0..20).for_each(|_| acceptance.record(verified(1, 1)));
-        assert!(acceptance.choose(&mut costs, offer, trust) > 1 && !acceptance.is_off());
+        assert!(choose(&mut acceptance, n_generated + LONGEST_PAUSE) > 1);
+        assert!(!acceptance.is_off());
     }
 }

@@ -16,10 +16,9 @@ use rocmforge_runtime::RuntimeError;
 use crate::masks::Masks;
 use crate::request::RequestId;
 use crate::scheduler::{Load, Scheduler};
-use crate::sequence::Sequence;
 use crate::sequences::Slot;
 pub(crate) use length::Acceptance;
-use length::{Costs, Offer};
+use length::{Costs, Outlook, best_length};
 pub use model::ModelDrafter;
 pub use ngram::NgramDrafter;
 
@@ -33,6 +32,14 @@ pub enum DraftLength {
     UpTo(usize),
     /// As many as the drafter has, up to a number, for tests and measurements.
     Always(usize),
+}
+
+impl DraftLength {
+    fn most(self) -> usize {
+        match self {
+            DraftLength::UpTo(n) | DraftLength::Always(n) => n.min(MAX_DRAFT),
+        }
+    }
 }
 
 /// How sure a drafter is of a draft: one of a few levels, for which acceptance is learned apart.
@@ -132,8 +139,9 @@ impl Speculator {
         }
     }
 
-    /// Drafts for the next step.
-    pub(crate) fn prepare(&mut self, scheduler: &mut Scheduler, masks: &mut Masks) {
+    /// Drafts for the next step. Returns `false` if that step should wait for those in flight: they check drafts, or make
+    /// tokens after which sequences will draft. Then all sequences go on together.
+    pub(crate) fn prepare(&mut self, scheduler: &mut Scheduler, masks: &mut Masks) -> bool {
         self.draft_time = Duration::ZERO;
         let drafter = &mut self.drafter;
         self.drafting.retain(|&request| {
@@ -143,58 +151,88 @@ impl Speculator {
             }
             lives
         });
-        let offers = self.offers(scheduler);
-        let needs_all = self.drafter.needs_all();
-        let (waiting, ready): (Vec<_>, Vec<_>) = { offers.into_iter() }
-            .partition(|&(slot, _)| needs_all && scheduler.sequence(slot).pending.is_some());
-        for (slot, _) in waiting {
-            scheduler.sequence_mut(slot).draft.is_awaited = true;
+        if self.failure.is_some() {
+            return true;
         }
-        if ready.is_empty() {
-            return;
+        if scheduler.has_drafts_in_flight() {
+            return false;
         }
-        match self.draft(scheduler, &ready) {
+        match self.drafts(scheduler) {
+            Ok(drafts) if drafts.iter().any(|draft| draft.is_after_pending) => false,
             Ok(drafts) => {
-                for ((slot, offer), draft) in ready.into_iter().zip(drafts) {
-                    self.take(scheduler.sequence_mut(slot), offer, draft, masks);
+                for Drafted {
+                    slot,
+                    tokens,
+                    trust,
+                    ..
+                } in drafts
+                {
+                    let sequence = scheduler.sequence_mut(slot);
+                    let after = match &sequence.constrained {
+                        Some(constrained) => masks.begin_draft(constrained, &tokens),
+                        None => Vec::new(),
+                    };
+                    sequence.draft.set(tokens, after, trust);
                 }
+                true
             }
-            Err(error) => self.failure = Some(error.to_string()),
+            Err(error) => {
+                self.failure = Some(error.to_string());
+                true
+            }
         }
     }
 
-    /// Returns the sequences that may draft and for which it is worth it.
-    fn offers(&self, scheduler: &mut Scheduler) -> Vec<(Slot, Offer)> {
+    /// Returns the drafts that are worth checking.
+    fn drafts(&mut self, scheduler: &mut Scheduler) -> Result<Vec<Drafted>, RuntimeError> {
         let n_decoding = scheduler.n_decoding();
-        let candidates = scheduler.may_draft().filter(|_| self.failure.is_none());
-        let offers = candidates.filter_map(|(slot, sequence, n_left)| {
-            let n_generated = sequence.n_generated();
-            let offer = |n: usize| Offer {
-                n_decoding,
-                n_most: n.min(MAX_DRAFT).min(n_left),
-                n_generated,
-            };
-            let offer = match self.length {
-                DraftLength::Always(n) => offer(n),
-                DraftLength::UpTo(n) => {
-                    let most = sequence.draft.acceptance.most(&self.costs, offer(n));
-                    offer(most)
+        let offers: Vec<(Slot, usize)> = { scheduler.may_draft() }
+            .filter(|(_, sequence, _)| match self.length {
+                DraftLength::Always(_) => true,
+                DraftLength::UpTo(_) => {
+                    let acceptance = &sequence.draft.acceptance;
+                    !acceptance.pauses(sequence.n_generated())
                 }
+            })
+            .map(|(slot, _, n_left)| (slot, n_left.min(self.length.most())))
+            .collect();
+        if offers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let best = |slot: Slot, n: usize| scheduler.sequence(slot).draft.acceptance.best_outlook(n);
+        let outlooks: Vec<Outlook> = offers.iter().map(|&(slot, n)| best(slot, n)).collect();
+        let n_most = match self.length {
+            DraftLength::Always(n) => n,
+            DraftLength::UpTo(_) => best_length(&self.costs, n_decoding, &outlooks),
+        };
+        let is_pending = |slot: Slot| scheduler.sequence(slot).pending.is_some();
+        if self.drafter.needs_all() && offers.iter().any(|&(slot, _)| is_pending(slot)) {
+            let waits = |(slot, _)| Drafted {
+                slot,
+                tokens: Vec::new(),
+                trust: Trust::default(),
+                is_after_pending: true,
             };
-            (offer.n_most > 0).then_some((slot, offer))
-        });
-        offers.collect()
+            let worth = offers.into_iter().filter(|_| n_most > 0);
+            return Ok(worth.map(waits).collect());
+        }
+        let mut drafts = self.draft(scheduler, &offers, n_most)?;
+        if let DraftLength::UpTo(_) = self.length {
+            self.shorten(scheduler, n_decoding, &mut drafts);
+        }
+        Ok(drafts)
     }
 
-    /// Returns the drafts of sequences.
+    /// Returns the drafts of up to `n_most` tokens that the drafter has.
     fn draft(
         &mut self,
         scheduler: &Scheduler,
-        ready: &[(Slot, Offer)],
-    ) -> Result<Vec<(Vec<TokenId>, Trust)>, RuntimeError> {
+        offers: &[(Slot, usize)],
+        n_most: usize,
+    ) -> Result<Vec<Drafted>, RuntimeError> {
         let mut wanted = Vec::new();
         let mut are_known = true;
-        for &(slot, offer) in ready {
+        for &(slot, n) in offers {
             let sequence = scheduler.sequence(slot);
             if !self.drafting.contains(&sequence.id) {
                 self.drafting.push(sequence.id);
@@ -202,8 +240,8 @@ impl Speculator {
             }
             // A pending token is drafted first.
             let n_pending = sequence.len() - sequence.tokens.len();
-            let n_most = offer.n_most + n_pending;
-            wanted.push(Wanted::new(sequence.id, &sequence.tokens, n_most));
+            let n = n.min(n_most) + n_pending;
+            wanted.push(Wanted::new(sequence.id, &sequence.tokens, n));
         }
         let began = Instant::now();
         self.drafter.draft(&mut wanted)?;
@@ -213,42 +251,53 @@ impl Speculator {
         if are_known && let Some(n @ 1..) = longest {
             self.costs.record_draft(n, self.draft_time.as_secs_f64());
         }
-        Ok(wanted
-            .into_iter()
-            .map(|one| (one.draft, one.trust))
-            .collect())
+        let drafts = wanted.into_iter().zip(offers).map(|(one, &(slot, _))| {
+            let n_pending = usize::from(scheduler.sequence(slot).pending.is_some());
+            Drafted {
+                slot,
+                tokens: one.draft.into_iter().skip(n_pending).collect(),
+                trust: one.trust,
+                is_after_pending: n_pending > 0,
+            }
+        });
+        Ok(drafts.filter(|draft| !draft.tokens.is_empty()).collect())
     }
 
-    /// Gives a sequence its draft, or lets it wait for its pending token.
-    fn take(
-        &mut self,
-        sequence: &mut Sequence,
-        offer: Offer,
-        (mut tokens, trust): (Vec<TokenId>, Trust),
-        masks: &mut Masks,
-    ) {
-        let n_pending = sequence.len() - sequence.tokens.len();
-        if tokens.len() <= n_pending {
-            return;
-        }
-        let n = match self.length {
-            DraftLength::Always(_) => offer.n_most,
-            DraftLength::UpTo(_) => {
-                let acceptance = &mut sequence.draft.acceptance;
-                acceptance.choose(&mut self.costs, offer, trust)
+    /// Cuts drafts to what is worth checking.
+    fn shorten(&mut self, scheduler: &mut Scheduler, n_decoding: usize, drafts: &mut Vec<Drafted>) {
+        let mut outlooks = Vec::new();
+        let mut tries = false;
+        drafts.retain_mut(|draft| {
+            let sequence = scheduler.sequence_mut(draft.slot);
+            let n_generated = sequence.n_generated();
+            let acceptance = &mut sequence.draft.acceptance;
+            let was_off = acceptance.is_off();
+            let outlook = acceptance.outlook(draft.trust, draft.tokens.len());
+            let n = acceptance.choose(&mut self.costs, n_decoding, outlook, n_generated);
+            sequence.draft.note(&sequence.progress);
+            draft.tokens.truncate(n);
+            tries |= n > 0 && was_off;
+            if n > 0 {
+                outlooks.push(outlook);
             }
+            n > 0
+        });
+        let n = match best_length(&self.costs, n_decoding, &outlooks) {
+            0 if tries => 1,
+            n => n,
         };
-        if n_pending > 0 {
-            sequence.draft.is_awaited = n > 0;
-            return;
-        }
-        tokens.truncate(n);
-        let after = match &sequence.constrained {
-            Some(constrained) if n > 0 => masks.begin_draft(constrained, &tokens),
-            _ => Vec::new(),
-        };
-        sequence.draft.set(tokens, after, trust);
+        drafts.iter_mut().for_each(|draft| draft.tokens.truncate(n));
+        drafts.retain(|draft| !draft.tokens.is_empty());
     }
+}
+
+/// The draft of a sequence.
+struct Drafted {
+    slot: Slot,
+    tokens: Vec<TokenId>,
+    trust: Trust,
+    /// Whether it comes after a token that a step in flight makes, so that it is only a hint.
+    is_after_pending: bool,
 }
 
 /// The drafter of an engine.

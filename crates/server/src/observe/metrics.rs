@@ -57,7 +57,7 @@ const CACHE_LABELS: [&str; 6] = [
 /// All metrics of the server.
 pub(crate) struct Metrics {
     registry: Registry,
-    counters: [IntCounterVec; 7],
+    counters: [IntCounterVec; 9],
     finished: IntCounterVec,
     aborts: IntCounterVec,
     gauges: [IntGaugeVec; 2],
@@ -78,12 +78,14 @@ pub(crate) struct ModelMetrics {
     prefix_queries: IntCounter,
     prefix_hits: IntCounter,
     preemptions: IntCounter,
+    drafted_tokens: IntCounter,
+    accepted_tokens: IntCounter,
     failed_steps: IntCounter,
     restarts: IntCounter,
     ended: [IntCounter; 4],
     aborts: [IntCounter; 4],
     /// The counters of the engine when the model was loaded.
-    before: [u64; 5],
+    before: [u64; 7],
     first_token: Histogram,
     inter_token: Histogram,
     per_output_token: Histogram,
@@ -155,6 +157,11 @@ impl Metrics {
                 counter(
                     "vllm:num_preemptions_total",
                     "Times that a request gave its KV cache to another one.",
+                ),
+                counter("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens."),
+                counter(
+                    "vllm:spec_decode_num_accepted_tokens_total",
+                    "Drafted tokens that were right.",
                 ),
                 counter(
                     "rocmforge_failed_steps_total",
@@ -300,6 +307,8 @@ impl Metrics {
             queries,
             hits,
             preemptions,
+            drafted,
+            accepted,
             failed,
             restarts,
         ] = self
@@ -323,13 +332,24 @@ impl Metrics {
             .each_ref()
             .map(|h| h.with_label_values(&labels));
         let ended = |reason| self.finished.with_label_values(&[name, ENGINE, reason]);
-        let before = [&queries, &hits, &preemptions, &failed, &restarts].map(IntCounter::get);
+        let before = [
+            &queries,
+            &hits,
+            &preemptions,
+            &drafted,
+            &accepted,
+            &failed,
+            &restarts,
+        ]
+        .map(IntCounter::get);
         ModelMetrics {
             prompt_tokens: prompt,
             generation_tokens: generation,
             prefix_queries: queries,
             prefix_hits: hits,
             preemptions,
+            drafted_tokens: drafted,
+            accepted_tokens: accepted,
             failed_steps: failed,
             restarts,
             ended: REASONS.map(ended),
@@ -387,6 +407,8 @@ impl Metrics {
             (&of_model.prefix_queries, stats.prefix.queries),
             (&of_model.prefix_hits, stats.prefix.hits),
             (&of_model.preemptions, stats.preemptions),
+            (&of_model.drafted_tokens, stats.drafts.n_drafted),
+            (&of_model.accepted_tokens, stats.drafts.n_accepted),
             (&of_model.failed_steps, stats.failed_steps),
             (&of_model.restarts, stats.restarts),
         ];

@@ -36,6 +36,11 @@ pub(crate) struct Timings {
     predicted_ms: f64,
     predicted_per_token_ms: f64,
     predicted_per_second: f64,
+    /// Only if tokens were drafted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n_accepted: Option<u64>,
 }
 
 impl Timings {
@@ -48,6 +53,7 @@ impl Timings {
         let (prompt, decode) = (totals.prompt_time, totals.decode_time);
         // The first token comes with the end of the prompt.
         let n_decoded = totals.completion_tokens.saturating_sub(1);
+        let drafts = Some(totals.drafts).filter(|drafts| drafts.n_drafted > 0);
         Timings {
             template_ms: ms(totals.prompt_times.template),
             tokenize_ms: ms(totals.prompt_times.tokenize),
@@ -63,6 +69,8 @@ impl Timings {
             predicted_ms: ms(decode),
             predicted_per_token_ms: each(decode, n_decoded),
             predicted_per_second: rate(n_decoded, decode),
+            draft_n: drafts.map(|drafts| drafts.n_drafted),
+            draft_n_accepted: drafts.map(|drafts| drafts.n_accepted),
         }
     }
 }

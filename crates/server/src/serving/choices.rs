@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::Stream;
 use rocmforge_engine::serve::{EventStream, PromptScore, StreamEvent, Token};
-use rocmforge_engine::{FinishReason, Request};
+use rocmforge_engine::{DraftCounts, FinishReason, Request};
 
 use super::lifecycle::UnderWay;
 use super::model::Served;
@@ -99,6 +99,7 @@ pub(crate) struct Totals {
     pub(crate) completion_tokens: usize,
     /// Times that an answer gave its place in the cache to another request.
     pub(crate) n_preempted: usize,
+    pub(crate) drafts: DraftCounts,
     /// Answers that the server's limit on their time has ended.
     pub(crate) n_deadline: usize,
     pub(crate) prompt_times: PromptTimes,
@@ -208,7 +209,9 @@ impl Choices {
     fn end(&mut self, choice: usize) -> bool {
         let events = self.slots[choice].events.take();
         if let Some(events) = &events {
-            self.totals.n_preempted += events.progress().preemptions;
+            let progress = events.progress();
+            self.totals.n_preempted += progress.preemptions;
+            self.totals.drafts += progress.drafts;
         }
         events.is_some()
     }
@@ -401,6 +404,14 @@ impl Choices {
         );
         trace.set("rocmforge.cached_tokens", totals.cached_tokens.into());
         trace.set("rocmforge.preemptions", totals.n_preempted.into());
+        if totals.drafts.n_drafted > 0 {
+            let DraftCounts {
+                n_drafted,
+                n_accepted,
+            } = totals.drafts;
+            trace.set("rocmforge.drafted_tokens", (n_drafted as usize).into());
+            trace.set("rocmforge.accepted_tokens", (n_accepted as usize).into());
+        }
         let PromptTimes { template, tokenize } = totals.prompt_times;
         let parts = [
             ("template", self.started - tokenize - template, template),

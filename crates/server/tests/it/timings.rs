@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use rocmforge_engine::{EngineConfig, KvTokens};
+use rocmforge_engine::speculate::{DraftLength, NgramDrafter};
+use rocmforge_engine::{Engine, EngineConfig, KvTokens};
 use serde_json::{Value, json};
 
 use crate::client::{TestServer, forge_mini, local, roomy, small, start};
@@ -59,6 +60,35 @@ fn answers_say_how_often_they_were_preempted() {
         Some(server.metric("vllm:num_preemptions_total"))
     );
     assert!(n.as_u64() > Some(0), "{n}");
+}
+
+/// A text that repeats itself, drafted from what came before in it.
+#[test]
+fn answers_say_how_much_was_drafted() {
+    let model = forge_mini(roomy());
+    let drafts = |engine: &mut Engine| {
+        engine.speculate(Box::new(NgramDrafter::default()), DraftLength::Always(4));
+    };
+    model.engine.with_engine(drafts).unwrap();
+    let drafting = TestServer::start(local(), vec![model]);
+    let server = TestServer::start(local(), vec![forge_mini(roomy())]);
+    let text = "One two three four. One two three four. One two three four. One two";
+    let body = json!({"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
+    let [with, without] =
+        [&drafting, &server].map(|server| server.post("/v1/completions", &body).ok());
+    assert_eq!(with["choices"], without["choices"]);
+    assert_eq!(without["timings"].get("draft_n"), None);
+    for (name, metric) in [
+        ("draft_n", "vllm:spec_decode_num_draft_tokens_total"),
+        (
+            "draft_n_accepted",
+            "vllm:spec_decode_num_accepted_tokens_total",
+        ),
+    ] {
+        let n = with["timings"][name].as_f64();
+        assert!(n > Some(0.0), "{}", with["timings"]);
+        assert_eq!(n, Some(drafting.metric(metric)));
+    }
 }
 
 /// An answer that takes longer than the server allows: the client gets what there is.
