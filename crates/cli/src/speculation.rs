@@ -128,7 +128,7 @@ impl Report {
         Ok(Some(Report {
             drafter: drafter.name,
             counts: progress.drafts,
-            switched_off: progress.drafts_off || drafter.failure.is_some(),
+            switched_off: progress.drafts_off || drafter.pauses || drafter.failure.is_some(),
         }))
     }
 

@@ -16,7 +16,7 @@ use crate::request::{Request, RequestId};
 use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::sequences::Slot;
-use crate::speculate::{DraftLength, Drafter, DrafterStatus, Speculator};
+use crate::speculate::{Attempt, DraftLength, Drafter, DrafterStatus, Speculator};
 use crate::stats::{EngineStats, Queued};
 use rocmforge_model::Model;
 use rocmforge_plan::{BatchShape, Fusion, Plan};
@@ -71,6 +71,7 @@ struct Submitted {
     record: StepRecord,
     /// If somebody watches.
     shape: Option<BatchShape>,
+    attempt: Attempt,
     at: Instant,
 }
 
@@ -329,6 +330,8 @@ impl Engine {
                 shape,
                 pending: self.executor.submit(batch),
                 record,
+                attempt: { self.speculator.as_mut() }
+                    .map_or_else(Attempt::default, Speculator::attempt),
                 at: Instant::now(),
             });
         }
@@ -337,6 +340,7 @@ impl Engine {
                 pending,
                 record,
                 shape,
+                attempt,
                 at,
             }) = self.in_flight.pop_front()
         {
@@ -348,9 +352,6 @@ impl Engine {
                     let since = before.map_or(at, |before| before.max(at));
                     let time = now - since;
                     self.scheduler.record_time(record.load, time);
-                    if let Some(speculator) = &mut self.speculator {
-                        speculator.record_step(record.load, at, now);
-                    }
                     if let (Some(watcher), Some(shape)) = (&mut self.watcher, shape) {
                         watcher(ComputedStep {
                             shape,
@@ -360,7 +361,13 @@ impl Engine {
                             at: now,
                         });
                     }
+                    let n_before = events.len();
                     self.process_output(output, &record, &mut events);
+                    if let Some(speculator) = &mut self.speculator {
+                        let is_token = |event: &&Event| matches!(event, Event::Token { .. });
+                        let n_tokens = events[n_before..].iter().filter(is_token).count();
+                        speculator.record_step(record.load, attempt, (at, now), n_tokens);
+                    }
                 }
                 Err(error) => match self.step_failed(error, record) {
                     Ok(failed) => events.extend(failed),

@@ -24,23 +24,65 @@ const LEAST_GAIN: f64 = 1.02;
 const FIRST_PAUSE: usize = 16;
 const LONGEST_PAUSE: usize = 512;
 
-/// Seconds of steps by their number of rows.
+/// Seconds by a number of rows.
+#[derive(Debug, Default)]
+struct Times(Vec<Option<f64>>);
+
+impl Times {
+    fn record(&mut self, n_rows: usize, seconds: f64) {
+        if n_rows >= MAX_ROWS {
+            return;
+        }
+        if self.0.len() <= n_rows {
+            self.0.resize(n_rows + 1, None);
+        }
+        add(&mut self.0[n_rows], seconds);
+    }
+
+    fn known(&self, n_rows: usize) -> Option<(usize, f64)> {
+        Some((n_rows, (*self.0.get(n_rows)?)?))
+    }
+
+    /// Returns what is known of as many rows or fewer, and of as many or more.
+    fn around(&self, n_rows: usize) -> [Option<(usize, f64)>; 2] {
+        let below = (0..=n_rows).rev().find_map(|n| self.known(n));
+        let above = (n_rows..self.0.len()).find_map(|n| self.known(n));
+        [below, above]
+    }
+}
+
+/// Returns the time of `n_rows` between known times of fewer and of more, or beyond them.
+fn between(n_rows: usize, around: [Option<(usize, f64)>; 2]) -> Option<f64> {
+    match around {
+        [None, above] => above.map(|(_, time)| time),
+        [Some((n, time)), None] => Some(time * (1.0 + GUESS * (n_rows - n) as f64)),
+        [Some((n, low)), Some((m, high))] => {
+            let part = (n_rows - n) as f64 / (m - n).max(1) as f64;
+            Some(low + part * (high - low))
+        }
+    }
+}
+
+/// What steps and drafts take.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
-    by_rows: Vec<Option<f64>>,
-    /// Of the drafter for one token of each sequence.
+    /// Seconds of steps without drafts, by the number of sequences that generate.
+    plain: Times,
+    /// Seconds of steps that check drafts, by their rows.
+    checks: Times,
+    /// Seconds of the drafter for one token of each sequence.
     draft: Option<f64>,
 }
 
 impl Costs {
-    pub(super) fn record(&mut self, n_rows: usize, seconds: f64) {
-        if n_rows >= MAX_ROWS {
-            return;
-        }
-        if self.by_rows.len() <= n_rows {
-            self.by_rows.resize(n_rows + 1, None);
-        }
-        add(&mut self.by_rows[n_rows], seconds);
+    /// Takes the time of a step without drafts.
+    pub(super) fn record_plain(&mut self, n_decoding: usize, seconds: f64) {
+        self.plain.record(n_decoding, seconds);
+    }
+
+    /// Takes the time of a step that checks drafts.
+    pub(super) fn record_check(&mut self, n_rows: usize, seconds: f64) {
+        self.checks.record(n_rows, seconds);
     }
 
     /// Takes the time of drafts of up to `n` tokens.
@@ -48,31 +90,25 @@ impl Costs {
         add(&mut self.draft, seconds / n as f64);
     }
 
-    /// Returns the time of a step with `n_rows`, in seconds, or in any unit if nothing is known.
-    fn of(&self, n_rows: usize) -> f64 {
-        let known = |n: usize| Some((n, (*self.by_rows.get(n)?)?));
-        let below = (0..=n_rows).rev().find_map(known);
-        let above = (n_rows..self.by_rows.len()).find_map(known);
-        match (below, above) {
-            (None, None) => 1.0 + GUESS * n_rows as f64,
-            (None, Some((_, time))) => time,
-            (Some((n, time)), None) => time * (1.0 + GUESS * (n_rows - n) as f64),
-            (Some((n, low)), Some((m, high))) => {
-                let part = (n_rows - n) as f64 / (m - n).max(1) as f64;
-                low + part * (high - low)
-            }
-        }
+    /// Returns the seconds of a step in which `n_decoding` sequences draft nothing; `None` if nothing is known of as many or
+    /// fewer.
+    pub(super) fn plain(&self, n_decoding: usize) -> Option<f64> {
+        let around = self.plain.around(n_decoding);
+        around[0].and_then(|_| between(n_decoding, around))
     }
 
-    /// Whether something is known of steps in which `n_decoding` sequences draft nothing.
-    fn has_base(&self, n_decoding: usize) -> bool {
-        let known = self.by_rows.iter().take(n_decoding + 1);
-        known.flatten().next().is_some()
+    /// Returns the seconds of a step that checks `n_drafted` tokens beside `n_decoding` ones.
+    fn check(&self, n_decoding: usize, n_drafted: usize, plain: f64) -> f64 {
+        let n_rows = n_decoding + n_drafted;
+        let [below, above] = self.checks.around(n_rows);
+        // Steps with as few rows are those without drafts.
+        let below = below.filter(|(n, _)| *n > n_decoding);
+        between(n_rows, [below.or(Some((n_decoding, plain))), above]).unwrap_or(plain)
     }
 
-    /// Forgets the times of steps with more than `n_rows` rows: they may have become shorter.
-    fn forget_above(&mut self, n_rows: usize) {
-        self.by_rows.truncate(n_rows + 1);
+    /// Forgets the times of checks: they may have become shorter.
+    fn forget_checks(&mut self) {
+        self.checks = Times::default();
     }
 }
 
@@ -103,17 +139,17 @@ impl Outlook {
 /// Returns the length of drafts with which `n_decoding` sequences make the most tokens of a second, if those of `outlooks`
 /// draft up to as many; 0 if that is not more than without drafts, or if nothing is known about those.
 pub(super) fn best_length(costs: &Costs, n_decoding: usize, outlooks: &[Outlook]) -> usize {
-    if !costs.has_base(n_decoding) {
+    let Some(plain) = costs.plain(n_decoding) else {
         return 0;
-    }
+    };
     let rate = |n: usize| {
         let expected: f64 = outlooks.iter().map(|one| one.n_expected(n)).sum();
         let tokens = expected + n_decoding.saturating_sub(outlooks.len()) as f64;
         let n_drafted: usize = outlooks.iter().map(|one| one.n_most.min(n)).sum();
         let draft = costs.draft.unwrap_or(0.0) * n as f64;
-        tokens / (costs.of(n_decoding + n_drafted) + draft)
+        tokens / (costs.check(n_decoding, n_drafted, plain) + draft)
     };
-    let without = rate(0) * LEAST_GAIN;
+    let without = n_decoding as f64 / plain * LEAST_GAIN;
     let longest = outlooks.iter().map(|one| one.n_most).max().unwrap_or(0);
     let best = (1..=longest).max_by(|&a, &b| rate(a).total_cmp(&rate(b)));
     best.filter(|&n| rate(n) > without).unwrap_or(0)
@@ -190,11 +226,11 @@ impl Acceptance {
         outlook: Outlook,
         n_generated: usize,
     ) -> usize {
-        if !costs.has_base(n_decoding) {
+        if costs.plain(n_decoding).is_none() {
             return 0;
         }
         if self.is_off {
-            costs.forget_above(n_decoding);
+            costs.forget_checks();
         }
         if best_length(costs, n_decoding, &vec![outlook; n_decoding]) > 0 {
             (self.is_off, self.pause) = (false, 0);
@@ -218,8 +254,9 @@ mod tests {
     /// A step takes 10 ms, and 1 ms more for each row after the first.
     fn costs() -> Costs {
         let mut costs = Costs::default();
-        for n in [1, 2, 3, 5, 9, 17] {
-            costs.record(n, 0.009 + 0.001 * n as f64);
+        costs.record_plain(1, 0.010);
+        for n in [2, 3, 5, 9, 17] {
+            costs.record_check(n, 0.009 + 0.001 * n as f64);
         }
         costs
     }
@@ -227,17 +264,27 @@ mod tests {
     #[test]
     fn times_between_known_ones_are_interpolated() {
         let mut costs = costs();
-        for (n, ms) in [(1, 10.0), (4, 13.0), (7, 16.0), (13, 22.0)] {
-            assert!((costs.of(n) * 1e3 - ms).abs() < 1e-9, "{n}");
+        let check = |costs: &Costs, n_rows: usize| costs.check(1, n_rows - 1, 0.010);
+        for (n, ms) in [(2, 11.0), (4, 13.0), (7, 16.0), (13, 22.0)] {
+            assert!((check(&costs, n) * 1e3 - ms).abs() < 1e-9, "{n}");
         }
-        assert!(costs.of(20) > costs.of(17) && costs.of(0) > 0.0);
+        assert!(check(&costs, 20) > check(&costs, 17));
         // One slow step says little, ten of them much.
-        costs.record(5, 10.0);
-        assert!(costs.of(5) < 0.03);
-        (0..10).for_each(|_| costs.record(5, 0.1));
-        assert!(costs.of(5) > 0.08);
-        costs.record(MAX_ROWS, 1.0);
-        assert!(costs.by_rows.len() <= MAX_ROWS);
+        costs.record_check(5, 10.0);
+        assert!(check(&costs, 5) < 0.03);
+        (0..10).for_each(|_| costs.record_check(5, 0.1));
+        assert!(check(&costs, 5) > 0.08);
+        costs.record_check(MAX_ROWS, 1.0);
+        assert!(costs.checks.0.len() <= MAX_ROWS);
+        // Of more sequences than are known, plain steps take about as long; of fewer, nothing is known.
+        costs.record_plain(4, 0.012);
+        let plain = |n| costs.plain(n);
+        assert_eq!([plain(0), plain(4)], [None, Some(0.012)]);
+        assert!(plain(2) > plain(1) && plain(6) > plain(4));
+        // Nothing is known of checks: a bit longer than plain steps.
+        costs.forget_checks();
+        let guess = check(&costs, 5);
+        assert!(guess > 0.010 && guess < 0.012, "{guess}");
     }
 
     /// The best by the closed form of the expected tokens.
@@ -266,8 +313,8 @@ mod tests {
         assert_eq!(best(1.0), 16);
         // Of 64 sequences, each row more costs more than a token brings; one of them gains too little for all.
         let mut dense = Costs::default();
-        dense.record(64, 0.064);
-        dense.record(128, 0.128);
+        dense.record_plain(64, 0.064);
+        dense.record_check(128, 0.128);
         assert_eq!(best_length(&dense, 64, &[outlook(0.9); 64]), 0);
         assert_eq!(best_length(&dense, 64, &[outlook(0.9)]), 0);
         // Nothing is known of steps without drafts.

@@ -4,6 +4,7 @@
 //! Speculative decoding by Leviathan et al. 2023, for samples that are a function of seed and position: a draft is right if
 //! it is what would have been sampled. How many tokens are drafted is learned (`length`).
 
+mod gain;
 mod length;
 mod model;
 mod ngram;
@@ -17,6 +18,7 @@ use crate::masks::Masks;
 use crate::request::RequestId;
 use crate::scheduler::{Load, Scheduler};
 use crate::sequences::Slot;
+use gain::Gain;
 pub(crate) use length::Acceptance;
 use length::{Costs, Outlook, best_length};
 pub use model::ModelDrafter;
@@ -102,9 +104,12 @@ pub(crate) struct Speculator {
     drafter: Box<dyn Drafter>,
     length: DraftLength,
     costs: Costs,
+    gain: Gain,
     clock: ResultClock,
-    /// What the drafter took before the last step.
+    /// What the drafter took before the next step.
     draft_time: Duration,
+    /// Whether the next step was held back for drafts.
+    has_waited: bool,
     /// The sequences that drafted and have not ended.
     drafting: Vec<RequestId>,
     /// Why the drafter is not used any more.
@@ -117,8 +122,10 @@ impl Speculator {
             drafter,
             length,
             costs: Costs::default(),
+            gain: Gain::default(),
             clock: ResultClock::default(),
             draft_time: Duration::ZERO,
+            has_waited: false,
             drafting: Vec::new(),
             failure: None,
         }
@@ -127,22 +134,51 @@ impl Speculator {
     pub(crate) fn status(&self) -> DrafterStatus {
         DrafterStatus {
             name: self.drafter.name(),
+            pauses: self.gain.pauses(),
             failure: self.failure.clone(),
         }
     }
 
-    /// Learns from a step: its load, when it was submitted, and when its result came.
-    pub(crate) fn record_step(&mut self, load: Load, submitted: Instant, now: Instant) {
-        let time = self.clock.tick(submitted, now, self.draft_time);
-        if load.n_prefill == 0 {
-            self.costs.record(load.n_rows(), time.as_secs_f64());
+    /// Returns what is to be known of a step that is about to be submitted.
+    pub(crate) fn attempt(&mut self) -> Attempt {
+        let draft_time = std::mem::take(&mut self.draft_time);
+        Attempt {
+            draft_time,
+            is_plain: !std::mem::take(&mut self.has_waited) && draft_time == Duration::ZERO,
+        }
+    }
+
+    /// Learns from a step: its load, when it was submitted, when its result came, and how many tokens it made.
+    pub(crate) fn record_step(
+        &mut self,
+        load: Load,
+        attempt: Attempt,
+        (submitted, now): (Instant, Instant),
+        n_tokens: usize,
+    ) {
+        let time = self.clock.tick(submitted, now, attempt.draft_time);
+        if load.n_prefill > 0 {
+            return;
+        }
+        let without_draft = time.saturating_sub(attempt.draft_time).as_secs_f64();
+        if load.n_drafted > 0 {
+            self.costs.record_check(load.n_rows(), without_draft);
+        } else if attempt.is_plain {
+            self.costs.record_plain(load.n_decoding, without_draft);
+        }
+        let is_plain = load.n_drafted == 0 && attempt.is_plain;
+        match self.costs.plain(load.n_decoding) {
+            Some(plain) if !is_plain && load.n_decoding > 0 => {
+                let each = plain / load.n_decoding as f64;
+                self.gain.record(time, n_tokens, each);
+            }
+            _ => self.gain.record_plain(),
         }
     }
 
     /// Drafts for the next step. Returns `false` if that step should wait for those in flight: they check drafts, or make
     /// tokens after which sequences will draft. Then all sequences go on together.
     pub(crate) fn prepare(&mut self, scheduler: &mut Scheduler, masks: &mut Masks) -> bool {
-        self.draft_time = Duration::ZERO;
         let drafter = &mut self.drafter;
         self.drafting.retain(|&request| {
             let lives = scheduler.find(request).is_some();
@@ -154,11 +190,18 @@ impl Speculator {
         if self.failure.is_some() {
             return true;
         }
+        let is_learned = matches!(self.length, DraftLength::UpTo(_));
+        if is_learned && self.gain.pauses() && !scheduler.has_drafts_in_flight() {
+            return true;
+        }
         if scheduler.has_drafts_in_flight() {
             return false;
         }
         match self.drafts(scheduler) {
-            Ok(drafts) if drafts.iter().any(|draft| draft.is_after_pending) => false,
+            Ok(drafts) if drafts.iter().any(|draft| draft.is_after_pending) => {
+                self.has_waited = true;
+                false
+            }
             Ok(drafts) => {
                 for Drafted {
                     slot,
@@ -245,11 +288,13 @@ impl Speculator {
         }
         let began = Instant::now();
         self.drafter.draft(&mut wanted)?;
-        self.draft_time = began.elapsed();
+        if self.drafter.needs_all() {
+            self.draft_time = began.elapsed();
+        }
         // The drafter may read the prompt of a new sequence, once.
         let longest = wanted.iter().map(|one| one.draft.len()).max();
         if are_known && let Some(n @ 1..) = longest {
-            self.costs.record_draft(n, self.draft_time.as_secs_f64());
+            self.costs.record_draft(n, began.elapsed().as_secs_f64());
         }
         let drafts = wanted.into_iter().zip(offers).map(|(one, &(slot, _))| {
             let n_pending = usize::from(scheduler.sequence(slot).pending.is_some());
@@ -291,6 +336,15 @@ impl Speculator {
     }
 }
 
+/// How a step came to be submitted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Attempt {
+    /// What a drafter took before it.
+    draft_time: Duration,
+    /// Whether neither drafts nor a wait for them came before it.
+    is_plain: bool,
+}
+
 /// The draft of a sequence.
 struct Drafted {
     slot: Slot,
@@ -304,6 +358,8 @@ struct Drafted {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrafterStatus {
     pub name: &'static str,
+    /// Whether drafts are not made at present, because they did not pay.
+    pub pauses: bool,
     /// Why it is not used any more.
     pub failure: Option<String>,
 }
@@ -313,16 +369,14 @@ pub struct DrafterStatus {
 struct ResultClock(Option<Instant>);
 
 impl ResultClock {
-    /// Returns the time from the result before, or from when the step was submitted if the engine was idle before; without
-    /// `draft_time`, which came between them.
+    /// Returns the time from the result before, or from when the step was submitted if the engine was idle before.
+    /// `draft_time` of it was spent on drafts.
     fn tick(&mut self, submitted: Instant, now: Instant, draft_time: Duration) -> Duration {
         /// The longest time that an engine with requests takes between a result and the next step.
         const LONGEST_GAP: Duration = Duration::from_millis(5);
         match self.0.replace(now) {
-            Some(before) if submitted <= before + draft_time + LONGEST_GAP => {
-                (now - before).saturating_sub(draft_time)
-            }
-            _ => now - submitted,
+            Some(before) if submitted <= before + draft_time + LONGEST_GAP => now - before,
+            _ => now - submitted + draft_time,
         }
     }
 }
