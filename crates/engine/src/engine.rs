@@ -326,12 +326,16 @@ impl Engine {
         let submitted = scheduled.is_some();
         if let Some((batch, record)) = scheduled {
             let shape = self.watcher.is_some().then(|| BatchShape::of(&batch));
+            let overlaps = self.steps_in_flight == 1 || !self.in_flight.is_empty();
+            let attempt = match &mut self.speculator {
+                Some(speculator) => speculator.attempt(overlaps),
+                None => Attempt::default(),
+            };
             self.in_flight.push_back(Submitted {
                 shape,
                 pending: self.executor.submit(batch),
                 record,
-                attempt: { self.speculator.as_mut() }
-                    .map_or_else(Attempt::default, Speculator::attempt),
+                attempt,
                 at: Instant::now(),
             });
         }

@@ -108,8 +108,6 @@ pub(crate) struct Speculator {
     clock: ResultClock,
     /// What the drafter took before the next step.
     draft_time: Duration,
-    /// Whether the next step was held back for drafts.
-    has_waited: bool,
     /// The sequences that drafted and have not ended.
     drafting: Vec<RequestId>,
     /// Why the drafter is not used any more.
@@ -125,7 +123,6 @@ impl Speculator {
             gain: Gain::default(),
             clock: ResultClock::default(),
             draft_time: Duration::ZERO,
-            has_waited: false,
             drafting: Vec::new(),
             failure: None,
         }
@@ -139,12 +136,13 @@ impl Speculator {
         }
     }
 
-    /// Returns what is to be known of a step that is about to be submitted.
-    pub(crate) fn attempt(&mut self) -> Attempt {
+    /// Returns what is to be known of a step that is about to be submitted. `overlaps`: it follows another one as closely as
+    /// without drafts.
+    pub(crate) fn attempt(&mut self, overlaps: bool) -> Attempt {
         let draft_time = std::mem::take(&mut self.draft_time);
         Attempt {
             draft_time,
-            is_plain: !std::mem::take(&mut self.has_waited) && draft_time == Duration::ZERO,
+            is_plain: overlaps && draft_time == Duration::ZERO,
         }
     }
 
@@ -198,10 +196,7 @@ impl Speculator {
             return false;
         }
         match self.drafts(scheduler) {
-            Ok(drafts) if drafts.iter().any(|draft| draft.is_after_pending) => {
-                self.has_waited = true;
-                false
-            }
+            Ok(drafts) if drafts.iter().any(|draft| draft.is_after_pending) => false,
             Ok(drafts) => {
                 for Drafted {
                     slot,
@@ -341,7 +336,7 @@ impl Speculator {
 pub(crate) struct Attempt {
     /// What a drafter took before it.
     draft_time: Duration,
-    /// Whether neither drafts nor a wait for them came before it.
+    /// Whether no drafts, and no wait for them, delayed it.
     is_plain: bool,
 }
 
