@@ -20,6 +20,8 @@ const KEEP: f64 = 0.9;
 
 /// What a draft must gain at least.
 const LEAST_GAIN: f64 = 1.02;
+/// How much longer a step may take for sequences that draft nothing.
+const MOST_DELAY: f64 = 1.05;
 /// Tokens until a sequence whose drafts lose tries again, at first and at most.
 const FIRST_PAUSE: usize = 16;
 const LONGEST_PAUSE: usize = 512;
@@ -137,7 +139,8 @@ impl Outlook {
 }
 
 /// Returns the length of drafts with which `n_decoding` sequences make the most tokens of a second, if those of `outlooks`
-/// draft up to as many; 0 if that is not more than without drafts, or if nothing is known about those.
+/// draft up to as many; 0 if that is not more than without drafts, if others would have to wait for it, or if nothing is
+/// known about steps without drafts.
 pub(super) fn best_length(costs: &Costs, n_decoding: usize, outlooks: &[Outlook]) -> usize {
     let Some(plain) = costs.plain(n_decoding) else {
         return 0;
@@ -147,7 +150,11 @@ pub(super) fn best_length(costs: &Costs, n_decoding: usize, outlooks: &[Outlook]
         let tokens = expected + n_decoding.saturating_sub(outlooks.len()) as f64;
         let n_drafted: usize = outlooks.iter().map(|one| one.n_most.min(n)).sum();
         let draft = costs.draft.unwrap_or(0.0) * n as f64;
-        tokens / (costs.check(n_decoding, n_drafted, plain) + draft)
+        let time = costs.check(n_decoding, n_drafted, plain) + draft;
+        match outlooks.len() < n_decoding && time > plain * MOST_DELAY {
+            true => 0.0,
+            false => tokens / time,
+        }
     };
     let without = n_decoding as f64 / plain * LEAST_GAIN;
     let longest = outlooks.iter().map(|one| one.n_most).max().unwrap_or(0);
@@ -317,6 +324,12 @@ mod tests {
         dense.record_check(128, 0.128);
         assert_eq!(best_length(&dense, 64, &[outlook(0.9); 64]), 0);
         assert_eq!(best_length(&dense, 64, &[outlook(0.9)]), 0);
+        // One of two would gain, but the other one would wait for it.
+        let mut two = Costs::default();
+        two.record_plain(2, 0.010);
+        two.record_check(4, 0.013);
+        assert!(best_length(&two, 2, &[outlook(0.9); 2]) > 8);
+        assert_eq!(best_length(&two, 2, &[outlook(0.9)]), 0);
         // Nothing is known of steps without drafts.
         assert_eq!(best_length(&dense, 8, &[outlook(1.0)]), 0);
         // The drafter takes longer than the steps.
