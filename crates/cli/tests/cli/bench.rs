@@ -51,8 +51,10 @@ const LLAMA_BENCH: [&str; 44] = [
     "samples_ns",
     "samples_ts",
 ];
-const OURS: [&str; 9] = [
+const OURS: [&str; 11] = [
     "n_sequences",
+    "n_drafted",
+    "n_accepted",
     "isa",
     "kernel_variant",
     "n_tuned",
@@ -102,6 +104,7 @@ fn json_matches_llama_bench() {
         assert_eq!(fields, known);
         assert_eq!(row["n_threads"], 1);
         assert_eq!(row["n_sequences"], row["n_batch"]);
+        assert_eq!([&row["n_drafted"], &row["n_accepted"]], [0, 0]);
         assert_eq!(row["model_type"], "llama 11M Q4_K - Medium");
         // From llama-bench on the same model.
         assert_eq!(row["model_size"], 6_791_424);

@@ -6,7 +6,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::program::{Run, command, decided_ids, finish, golden, ids, run, run_with_stdin};
+use crate::program::{
+    Run, command, decided_ids, finish, golden, ids, repository, run, run_with_stdin,
+};
 
 const GREEDY: [&str; 5] = ["generate", "--temp", "0", "-n", "16"];
 
@@ -484,4 +486,33 @@ fn ctrl_c_stops_the_answer() {
         None => return,
     }
     assert!(stderr.contains("tok/s"), "{stderr}");
+}
+
+/// From the text itself and from a model, which here is the same one. How much is drafted depends on the times of steps.
+#[test]
+fn drafts_change_no_text() {
+    let prompt = "One two three four. One two three four. One two three four. One two";
+    let args = ["-p", prompt, "-n", "60", "--ignore-eos", "--json"];
+    let answer = |how: &[&str]| greedy(&[&args[..], how].concat()).json();
+    let plain = answer(&[]);
+    assert_eq!(plain.get("speculation"), None);
+    let model = repository("models/forge-mini-Q4_K_M.gguf");
+    let by_model = format!("draft:{},n=4", model.display());
+    for (how, drafter) in [
+        ("ngram", "ngram"),
+        ("ngram,n=3", "ngram"),
+        (&by_model, "draft"),
+    ] {
+        let drafted = answer(&["--speculate", how]);
+        assert_eq!(drafted["ids"], plain["ids"], "{how}");
+        let speculation = &drafted["speculation"];
+        assert_eq!(speculation["drafter"], drafter);
+        let n = |field: &str| speculation[field].as_u64().unwrap();
+        assert!(n("n_accepted") <= n("n_drafted"), "{speculation}");
+        assert!(speculation["switched_off"].is_boolean());
+    }
+    let text = greedy(&["-p", prompt, "--speculate", "ngram"]).ok();
+    assert!(text.stderr.contains("(ngram: "), "{}", text.stderr);
+    greedy(&["-p", "a", "--speculate", "mtp"]).fails(2, "cannot draft yet");
+    greedy(&["-p", "a", "--speculate", "draft:absent.gguf"]).fails(1, "absent.gguf");
 }

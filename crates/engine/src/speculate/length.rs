@@ -243,10 +243,16 @@ impl Acceptance {
             (self.is_off, self.pause) = (false, 0);
             return outlook.n_most;
         }
-        let tries = std::mem::replace(&mut self.is_off, true);
+        let tries = self.is_off;
+        self.pause(n_generated);
+        usize::from(tries).min(outlook.n_most)
+    }
+
+    /// Lets the sequence pause after `n_generated` tokens.
+    pub(super) fn pause(&mut self, n_generated: usize) {
+        self.is_off = true;
         self.pause = (2 * self.pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         self.resumes_at = n_generated + self.pause;
-        usize::from(tries).min(outlook.n_most)
     }
 }
 

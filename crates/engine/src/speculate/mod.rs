@@ -241,8 +241,22 @@ impl Speculator {
         let outlooks: Vec<Outlook> = offers.iter().map(|&(slot, n)| best(slot, n)).collect();
         let n_most = match self.length {
             DraftLength::Always(n) => n,
-            DraftLength::UpTo(_) => best_length(&self.costs, n_decoding, &outlooks),
+            DraftLength::UpTo(_) => {
+                let acceptance = |slot: Slot| &scheduler.sequence(slot).draft.acceptance;
+                // After a pause, one tries with a token.
+                let tries = offers.iter().any(|&(slot, _)| acceptance(slot).is_off());
+                best_length(&self.costs, n_decoding, &outlooks).max(usize::from(tries))
+            }
         };
+        if n_most == 0 {
+            if self.costs.plain(n_decoding).is_some() {
+                for (slot, _) in offers {
+                    let sequence = scheduler.sequence_mut(slot);
+                    sequence.draft.acceptance.pause(sequence.n_generated());
+                }
+            }
+            return Ok(Vec::new());
+        }
         let is_pending = |slot: Slot| scheduler.sequence(slot).pending.is_some();
         if self.drafter.needs_all() && offers.iter().any(|&(slot, _)| is_pending(slot)) {
             let waits = |(slot, _)| Drafted {
@@ -251,8 +265,7 @@ impl Speculator {
                 trust: Trust::default(),
                 is_after_pending: true,
             };
-            let worth = offers.into_iter().filter(|_| n_most > 0);
-            return Ok(worth.map(waits).collect());
+            return Ok(offers.into_iter().map(waits).collect());
         }
         let mut drafts = self.draft(scheduler, &offers, n_most)?;
         if let DraftLength::UpTo(_) = self.length {

@@ -173,10 +173,10 @@ fn drafts_that_are_wrong_anywhere_change_nothing(name: &str) {
         .collect();
     let start = || Engine::on_cpu(&model, None, &config()).unwrap();
     let every: Vec<usize> = (0..=MAX_DRAFT).collect();
-    // All positions where states roll back; some elsewhere.
-    let wrong_at = match model.plan.states.is_empty() {
-        true => &[0, 1, 5, 16][..],
-        false => &every,
+    // All positions for the two kinds of states that roll back by kernels of their own.
+    let wrong_at = match name {
+        "qwen35" | "mamba2" => &every,
+        _ => &[0, 1, 9, MAX_DRAFT][..],
     };
     assert_same(&start, &requests, MAX_DRAFT, wrong_at);
 }
@@ -334,7 +334,7 @@ fn a_gpu_generates_the_same_text() {
     };
     let request = Request {
         logprobs: None,
-        ..greedy(story(&loaded, "Once upon a time"), 10)
+        ..greedy(story(&loaded, "Once upon a time"), 7)
     };
     let start = || Engine::start(&loaded.model, None, &config).unwrap();
     let expected = run(&mut start(), std::slice::from_ref(&request));
@@ -342,10 +342,10 @@ fn a_gpu_generates_the_same_text() {
     let mut engine = start();
     let drafter = Mistaken {
         answers: vec![(request.prompt.len(), ids)],
-        wrong_at: 2,
+        wrong_at: 1,
     };
-    engine.speculate(Box::new(drafter), DraftLength::Always(3));
+    engine.speculate(Box::new(drafter), DraftLength::Always(2));
     assert_eq!(run(&mut engine, &[request]), expected);
     let drafts = engine.stats().drafts;
-    assert!(drafts.n_accepted >= 4, "{drafts:?}");
+    assert!(drafts.n_accepted >= 2, "{drafts:?}");
 }

@@ -220,15 +220,18 @@ impl GpuBackend {
     /// generates, and of some.
     pub(crate) fn load_kernels(&self) -> Result<(), GpuError> {
         let sizes = self.memory.step.sizes();
-        let prompt = |n: usize| StepShape {
-            n_rows: n.min(sizes.max_rows),
-            n_logits: 1,
-            n_seqs: 1,
-            max_rows_of_seq: n.min(sizes.max_rows),
-            longest: n.min(self.options.n_ctx),
-            chooser: Chooser::Best,
-            choosing: Choosing::InStep,
-            n_to_heads: 0,
+        let prompt = |n: usize| {
+            let n = n.min(sizes.max_rows).min(self.options.n_ctx);
+            StepShape {
+                n_rows: n,
+                n_logits: 1,
+                n_seqs: 1,
+                max_rows_of_seq: n,
+                longest: n,
+                chooser: Chooser::Best,
+                choosing: Choosing::InStep,
+                n_to_heads: 0,
+            }
         };
         let decode =
             |n: usize| StepShape::decode(bucket(n.min(self.options.max_seqs)), Chooser::Best);
