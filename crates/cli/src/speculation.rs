@@ -4,9 +4,12 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use rocmforge_engine::speculate::{DraftLength, Drafter, ModelDrafter, NgramDrafter};
-use rocmforge_engine::{ContextPolicy, DraftCounts, EngineConfig, KvTokens, RequestProgress};
+use rocmforge_engine::{
+    ContextPolicy, Device, DraftCounts, EngineConfig, KvTokens, RequestProgress,
+};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::{Model, Purpose};
+use rocmforge_runtime::gpu::Offload;
 use rocmforge_text::tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -77,20 +80,27 @@ fn model_drafter(
     }
     let n_seqs = config.max_seqs.min(DRAFTING_SEQUENCES);
     let n_ctx = config.usual_ctx(model).min(drafts.config.n_ctx_train);
-    let its_config = EngineConfig {
+    let mut its_config = EngineConfig {
         n_ctx: Some(n_ctx),
         max_seqs: n_seqs,
         kv_tokens: KvTokens::Exactly(n_ctx * n_seqs),
         context_policy: ContextPolicy::Stop,
         max_draft: 0,
+        // One draft is made after the other.
+        steps_in_flight: 1,
         ..config.clone()
     };
+    if let Device::Gpu(gpu) = &mut its_config.device {
+        // Those of the model that checks are about its own layers.
+        gpu.offload = Offload::default();
+    }
     let started = rocmforge_runtime::start(&drafts, &its_config).map_err(|error| {
         anyhow::Error::new(error).context(format!("cannot start {label}, which is to draft"))
     })?;
     Ok(ModelDrafter::new(
         started,
         its_config.page,
+        drafts.config.n_vocab,
         model.config.n_vocab,
     ))
 }

@@ -451,6 +451,12 @@ impl Scheduler {
         running.filter(|sequence| sequence.is_decoding()).count()
     }
 
+    /// Whether prompts wait or are computed.
+    pub(crate) fn has_prompts(&self) -> bool {
+        let mut running = self.running.iter().map(|slot| &self.sequences[*slot]);
+        self.waiting.len() > 0 || running.any(|sequence| !sequence.is_decoding())
+    }
+
     /// Whether a step in flight checks a draft.
     pub(crate) fn has_drafts_in_flight(&self) -> bool {
         let mut running = self.running.iter().map(|slot| &self.sequences[*slot]);

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::thread::Builder;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -152,15 +153,21 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> Pinned<T> {
         // SAFETY: the memory has that many values, every bit pattern is one, and nothing else uses it.
         let memory = unsafe { std::slice::from_raw_parts_mut(self.host, values.len()) };
         let n_each = values.len().div_ceil(n_threads);
+        let mut are_started = true;
         std::thread::scope(|scope| {
             let mut parts = memory.chunks_mut(n_each).zip(values.chunks(n_each));
             let own = parts.next();
             for (to, from) in parts {
-                scope.spawn(|| to.copy_from_slice(from));
+                let copy = || to.copy_from_slice(from);
+                are_started &= Builder::new().spawn_scoped(scope, copy).is_ok();
             }
             own.into_iter()
                 .for_each(|(to, from)| to.copy_from_slice(from));
         });
+        // Where the system starts no more threads, this one copies.
+        if !are_started {
+            self.write(values);
+        }
     }
 
     /// As [`Pinned::write`], from `first` on. No queued work may read the overwritten values.

@@ -239,13 +239,23 @@ impl Acceptance {
         if self.is_off {
             costs.forget_checks();
         }
-        if best_length(costs, n_decoding, &vec![outlook; n_decoding]) > 0 {
+        if self.is_worth(costs, n_decoding, outlook) {
             (self.is_off, self.pause) = (false, 0);
             return outlook.n_most;
         }
         let tries = self.is_off;
         self.pause(n_generated);
         usize::from(tries).min(outlook.n_most)
+    }
+
+    /// Whether drafts are worth checking if all of `n_decoding` sequences draft as this one does.
+    pub(super) fn is_worth(&self, costs: &Costs, n_decoding: usize, outlook: Outlook) -> bool {
+        best_length(costs, n_decoding, &vec![outlook; n_decoding]) > 0
+    }
+
+    /// Lets the sequence draft nothing for some tokens, whatever its drafts were.
+    pub(super) fn rest(&mut self, n_generated: usize) {
+        self.resumes_at = n_generated + FIRST_PAUSE;
     }
 
     /// Lets the sequence pause after `n_generated` tokens.

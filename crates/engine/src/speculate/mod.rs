@@ -24,6 +24,9 @@ use length::{Costs, Outlook, best_length};
 pub use model::ModelDrafter;
 pub use ngram::NgramDrafter;
 
+/// Of so many results, the first are those of steps without drafts.
+const COMPARED_EVERY: u32 = 128;
+const N_COMPARED: u32 = 4;
 /// The most tokens of a draft.
 pub const MAX_DRAFT: usize = 16;
 
@@ -64,6 +67,8 @@ pub struct Wanted<'a> {
     /// The draft: what comes next, up to the first token of which the drafter knows too little.
     pub draft: Vec<TokenId>,
     pub trust: Trust,
+    /// Whether the drafter still has tokens of the sequence to read, and reads some at each call.
+    pub is_behind: bool,
 }
 
 impl<'a> Wanted<'a> {
@@ -74,6 +79,7 @@ impl<'a> Wanted<'a> {
             n_most,
             draft: Vec::new(),
             trust: Trust::default(),
+            is_behind: false,
         }
     }
 }
@@ -87,6 +93,11 @@ pub trait Drafter: Send {
     /// whether it is worth waiting for.
     fn needs_all(&self) -> bool {
         false
+    }
+
+    /// The most sequences that it drafts for. Where more generate, none drafts.
+    fn most_sequences(&self) -> usize {
+        usize::MAX
     }
 
     /// Drafts for each sequence. Tokens that are out of the vocabulary are not allowed.
@@ -108,6 +119,10 @@ pub(crate) struct Speculator {
     clock: ResultClock,
     /// What the drafter took before the next step.
     draft_time: Duration,
+    /// Whether the drafter has read tokens of a sequence before the next step.
+    has_read: bool,
+    /// Results so far.
+    n_results: u32,
     /// The sequences that drafted and have not ended.
     drafting: Vec<RequestId>,
     /// Why the drafter is not used any more.
@@ -123,6 +138,8 @@ impl Speculator {
             gain: Gain::default(),
             clock: ResultClock::default(),
             draft_time: Duration::ZERO,
+            has_read: false,
+            n_results: 0,
             drafting: Vec::new(),
             failure: None,
         }
@@ -143,6 +160,7 @@ impl Speculator {
         Attempt {
             draft_time,
             is_plain: overlaps && draft_time == Duration::ZERO,
+            has_read: std::mem::take(&mut self.has_read),
         }
     }
 
@@ -155,7 +173,9 @@ impl Speculator {
         n_tokens: usize,
     ) {
         let time = self.clock.tick(submitted, now, attempt.draft_time);
-        if load.n_prefill > 0 {
+        self.n_results = self.n_results.wrapping_add(1);
+        if load.n_prefill > 0 || attempt.has_read {
+            self.gain.record_plain();
             return;
         }
         let without_draft = time.saturating_sub(attempt.draft_time).as_secs_f64();
@@ -189,11 +209,13 @@ impl Speculator {
             return true;
         }
         let is_learned = matches!(self.length, DraftLength::UpTo(_));
-        if is_learned && self.gain.pauses() && !scheduler.has_drafts_in_flight() {
-            return true;
-        }
         if scheduler.has_drafts_in_flight() {
             return false;
+        }
+        // Now and then, to learn what steps without drafts take.
+        let compares = self.n_results % COMPARED_EVERY < N_COMPARED;
+        if is_learned && (self.gain.pauses() || compares) {
+            return true;
         }
         match self.drafts(scheduler) {
             Ok(drafts) if drafts.iter().any(|draft| draft.is_after_pending) => false,
@@ -234,7 +256,10 @@ impl Speculator {
             })
             .map(|(slot, _, n_left)| (slot, n_left.min(self.length.most())))
             .collect();
-        if offers.is_empty() {
+        // Prompts would wait for drafts, and need the rows that these take.
+        let is_free = matches!(self.length, DraftLength::Always(_)) || !scheduler.has_prompts();
+        let has_room = is_free && n_decoding <= self.drafter.most_sequences();
+        if offers.is_empty() || !has_room {
             return Ok(Vec::new());
         }
         let best = |slot: Slot, n: usize| scheduler.sequence(slot).draft.acceptance.best_outlook(n);
@@ -252,7 +277,12 @@ impl Speculator {
             if self.costs.plain(n_decoding).is_some() {
                 for (slot, _) in offers {
                     let sequence = scheduler.sequence_mut(slot);
-                    sequence.draft.acceptance.pause(sequence.n_generated());
+                    let n_generated = sequence.n_generated();
+                    match n_decoding {
+                        1 => sequence.draft.acceptance.pause(n_generated),
+                        // Others may be the reason.
+                        _ => sequence.draft.acceptance.rest(n_generated),
+                    }
                 }
             }
             return Ok(Vec::new());
@@ -299,9 +329,11 @@ impl Speculator {
         if self.drafter.needs_all() {
             self.draft_time = began.elapsed();
         }
-        // The drafter may read the prompt of a new sequence, once.
+        self.has_read = !are_known || wanted.iter().any(|one| one.is_behind);
         let longest = wanted.iter().map(|one| one.draft.len()).max();
-        if are_known && let Some(n @ 1..) = longest {
+        if !self.has_read
+            && let Some(n @ 1..) = longest
+        {
             self.costs.record_draft(n, began.elapsed().as_secs_f64());
         }
         let drafts = wanted.into_iter().zip(offers).map(|(one, &(slot, _))| {
@@ -326,6 +358,14 @@ impl Speculator {
             let acceptance = &mut sequence.draft.acceptance;
             let was_off = acceptance.is_off();
             let outlook = acceptance.outlook(draft.trust, draft.tokens.len());
+            if draft.is_after_pending {
+                let is_worth = was_off || acceptance.is_worth(&self.costs, n_decoding, outlook);
+                tries |= was_off;
+                if is_worth {
+                    outlooks.push(outlook);
+                }
+                return is_worth;
+            }
             let n = acceptance.choose(&mut self.costs, n_decoding, outlook, n_generated);
             sequence.draft.note(&sequence.progress);
             draft.tokens.truncate(n);
@@ -351,6 +391,8 @@ pub(crate) struct Attempt {
     draft_time: Duration,
     /// Whether no drafts, and no wait for them, delayed it.
     is_plain: bool,
+    /// Whether the drafter has read tokens before it, which says nothing of later steps.
+    has_read: bool,
 }
 
 /// The draft of a sequence.

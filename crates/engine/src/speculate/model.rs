@@ -16,6 +16,8 @@ use crate::request::RequestId;
 
 /// A draft ends before a token that the model finds less likely than this.
 const LEAST_PROBABILITY: f32 = 0.2;
+/// The most tokens of a step.
+const MAX_TOKENS: usize = 256;
 /// First tokens of at least these probabilities have each level of [`Trust`].
 const LEVELS: [f32; Trust::N_LEVELS] = [0.0, 0.5, 0.85];
 
@@ -25,7 +27,8 @@ pub struct ModelDrafter {
     limits: Limits,
     pool: BlockPool,
     caches: HashMap<RequestId, Cache>,
-    /// Tokens of the vocabulary of the model that checks drafts.
+    /// Tokens of the vocabulary of this model, and of the model that checks drafts.
+    own_vocab: usize,
     n_vocab: usize,
     greedy: Arc<SamplingParams>,
     next_step: u64,
@@ -49,11 +52,12 @@ struct Run {
 }
 
 impl ModelDrafter {
-    /// Drafts with a started model without states, whose cache has pages of `page` tokens, for one with `n_vocab` tokens.
+    /// Drafts with a started model without states, whose cache has pages of `page` tokens and whose vocabulary has `own_vocab`
+    /// tokens, for one with `n_vocab` tokens.
     ///
     /// # Panics
     /// If the model keeps states.
-    pub fn new(started: Started, page: usize, n_vocab: usize) -> ModelDrafter {
+    pub fn new(started: Started, page: usize, own_vocab: usize, n_vocab: usize) -> ModelDrafter {
         let resolved = started.resolved;
         assert_eq!(
             resolved.n_slots, 0,
@@ -64,6 +68,7 @@ impl ModelDrafter {
             limits: resolved.limits,
             pool: BlockPool::new(resolved.n_blocks, page),
             caches: HashMap::new(),
+            own_vocab,
             n_vocab,
             greedy: Arc::new(SamplingParams::greedy()),
             next_step: 0,
@@ -78,7 +83,9 @@ impl ModelDrafter {
         let n_same = same.take_while(|(a, b)| a == b).count();
         // What follows the last token is not kept.
         cache.tokens.truncate(n_same.min(one.tokens.len() - 1));
-        n_tokens <= self.limits.n_ctx && cache.table.reserve(&mut self.pool, n_tokens)
+        let is_known = |id: &TokenId| (*id as usize) < self.own_vocab;
+        let are_known = one.tokens[cache.tokens.len()..].iter().all(is_known);
+        are_known && n_tokens <= self.limits.n_ctx && cache.table.reserve(&mut self.pool, n_tokens)
     }
 
     /// Computes the tokens that the drafts are still without, as far as a step takes them. Returns the output rows, each with
@@ -96,7 +103,7 @@ impl ModelDrafter {
         let mut sampled = Vec::new();
         for (index, run) in runs.iter().enumerate() {
             let one = &wanted[run.at];
-            let n_left = self.limits.max_tokens - batch.tokens.len();
+            let n_left = self.limits.max_tokens.min(MAX_TOKENS) - batch.tokens.len();
             if run.is_over || n_left == 0 || batch.logits.len() == self.limits.max_logits {
                 continue;
             }
@@ -153,9 +160,13 @@ impl Drafter for ModelDrafter {
         true
     }
 
+    fn most_sequences(&self) -> usize {
+        self.limits.max_seqs
+    }
+
     fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
         let mut runs: Vec<Run> = Vec::new();
-        for (at, one) in wanted.iter().enumerate().take(self.limits.max_seqs) {
+        for (at, one) in wanted.iter().enumerate() {
             if self.begin(one) {
                 runs.push(Run {
                     at,
@@ -164,8 +175,18 @@ impl Drafter for ModelDrafter {
                 });
             }
         }
+        let mut is_first = true;
         while runs.iter().any(|run| !run.is_over) {
-            for (index, output) in self.step(wanted, &runs)? {
+            let outputs = self.step(wanted, &runs)?;
+            // The batch does not wait for a long text; it is read on at the next call.
+            if std::mem::take(&mut is_first) {
+                for (index, run) in runs.iter_mut().enumerate() {
+                    let is_behind = outputs.iter().all(|(of, _)| *of != index);
+                    wanted[run.at].is_behind = is_behind;
+                    run.is_over |= is_behind;
+                }
+            }
+            for (index, output) in outputs {
                 let run = &mut runs[index];
                 let one = &mut wanted[run.at];
                 let RowOutput::Sampled {

@@ -299,7 +299,12 @@ fn another_model_drafts() {
             ..config()
         };
         let started = rocmforge_runtime::start(&small.model, &config).unwrap();
-        ModelDrafter::new(started, config.page, loaded.model.config.n_vocab)
+        ModelDrafter::new(
+            started,
+            config.page,
+            small.model.config.n_vocab,
+            loaded.model.config.n_vocab,
+        )
     };
     for length in [DraftLength::Always(5), DraftLength::UpTo(MAX_DRAFT)] {
         let mut engine = start();
@@ -313,7 +318,7 @@ fn another_model_drafts() {
             assert!(2 * drafts.n_accepted > drafts.n_drafted, "{drafts:?}");
         }
     }
-    // One of three sequences has a place.
+    // It has a place for one sequence, and drafts when the others have ended.
     let mut engine = start();
     engine.speculate(Box::new(drafting(1)), DraftLength::Always(3));
     assert!(run(&mut engine, &requests) == expected);

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use rocmforge_engine::serve::ServeOptions;
 use rocmforge_engine::speculate::{DraftLength, NgramDrafter};
 use rocmforge_engine::{Engine, EngineConfig, KvTokens};
+use rocmforge_model::Purpose;
 use serde_json::{Value, json};
 
-use crate::client::{TestServer, forge_mini, local, roomy, small, start};
+use crate::client::{
+    FORGE_MINI, TestServer, forge_mini, loaded, local, offer, roomy, small, start,
+};
 
 #[test]
 fn reading_the_prompt_is_timed() {
@@ -65,12 +69,13 @@ fn answers_say_how_often_they_were_preempted() {
 /// A text that repeats itself, drafted from what came before in it.
 #[test]
 fn answers_say_how_much_was_drafted() {
-    let model = forge_mini(roomy());
+    let (path, options) = (FORGE_MINI.as_ref(), ServeOptions::default());
+    let model = loaded(path, Purpose::Text, roomy(), options);
     let drafts = |engine: &mut Engine| {
         engine.speculate(Box::new(NgramDrafter::default()), DraftLength::Always(4));
     };
     model.engine.with_engine(drafts).unwrap();
-    let drafting = TestServer::start(local(), vec![model]);
+    let drafting = TestServer::start(local(), vec![offer("forge-mini", model)]);
     let server = TestServer::start(local(), vec![forge_mini(roomy())]);
     let text = "One two three four. One two three four. One two three four. One two";
     let body = json!({"prompt": text, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
