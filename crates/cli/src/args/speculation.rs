@@ -10,11 +10,8 @@ use rocmforge_engine::speculate::MAX_DRAFT;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Device")]
 pub struct SpeculationArgs {
-    /// Draft the next tokens and check them in one step: auto, off, ngram or draft:FILE
-    ///
-    /// The text is the same, and comes faster if enough drafts are right. ngram: what came after the same tokens earlier in
-    /// the text; draft:FILE: what a smaller model with the same vocabulary expects; auto: off, until files that bring a
-    /// drafter can use it. Add ,n=K for drafts of at most K tokens (16 at most), as in ngram,n=8
+    /// Draft the next tokens and check them in one step: auto, off, ngram (from the text so far) or draft:FILE (by a smaller
+    /// model); ,n=K: at most K tokens
     #[arg(
         long,
         value_name = "HOW",
