@@ -10,8 +10,7 @@ use rocmforge_engine::speculate::MAX_DRAFT;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Device")]
 pub struct SpeculationArgs {
-    /// Draft the next tokens and check them in one step: auto, off, ngram (from the text so far) or draft:FILE (by a smaller
-    /// model); ,n=K: at most K tokens
+    /// Draft tokens and check them in one step: auto, off, ngram or draft:FILE (a smaller model); ,n=K: at most K
     #[arg(
         long,
         value_name = "HOW",
