@@ -14,8 +14,8 @@ macro_rules! names {
 /// Formats that `kernels/format/*.hip` are compiled for, one module each.
 const FORMATS: &[&str] = computed_formats!(names);
 
-/// Those of them that are no codes with scales. `kernels/hopper/format/*.hip` are compiled for the others.
-const FLOATS: &[&str] = &["F32", "F16", "BF16"];
+/// The one of them whose weights do not become f16 numbers. `kernels/hopper/format/*.hip` are compiled for the others.
+const FULL: &str = "F32";
 
 /// Types of the cache that `kernels/kv/*.hip` are compiled for, one module each.
 const KV_TYPES: &[&str] = &["F16", "Q8_0", "F8E4M3"];
@@ -80,14 +80,14 @@ pub(crate) fn all(kernels: &Path) -> Vec<Module> {
         file,
         only: Some(HOPPER),
     }));
-    let quantized: Vec<&str> = FORMATS
+    let halves: Vec<&str> = FORMATS
         .iter()
         .copied()
-        .filter(|name| !FLOATS.contains(name))
+        .filter(|&name| name != FULL)
         .collect();
     for (folder, macro_name, values, only) in [
         ("format", "FORMAT", FORMATS, None),
-        ("hopper/format", "FORMAT", &quantized, Some(HOPPER)),
+        ("hopper/format", "FORMAT", &halves, Some(HOPPER)),
         ("kv", "KV_TYPE", KV_TYPES, None),
     ] {
         for file in hip_files(&kernels.join(folder)) {

@@ -111,6 +111,24 @@ impl ActsBuffer {
         [max_rows, width]: [usize; 2],
         n_experts: Option<usize>,
     ) -> Result<ActsBuffer, GpuError> {
+        let half = HalfBuffer::new(gpu, form, [max_rows, width], n_experts)?;
+        ActsBuffer::with(gpu, form, [max_rows, width], half)
+    }
+
+    /// f32 numbers `[max_rows, width]` that only products with F32 weights read.
+    ///
+    /// # Errors
+    /// Those of allocating memory.
+    pub fn for_f32(gpu: &Gpu, shape: [usize; 2]) -> Result<ActsBuffer, GpuError> {
+        ActsBuffer::with(gpu, ActFormat::F32, shape, None)
+    }
+
+    fn with(
+        gpu: &Gpu,
+        form: ActFormat,
+        [max_rows, width]: [usize; 2],
+        half: Option<HalfBuffer>,
+    ) -> Result<ActsBuffer, GpuError> {
         assert!(
             width.is_multiple_of(form.block_len()),
             "a row is not a whole number of blocks"
@@ -128,7 +146,7 @@ impl ActsBuffer {
             codes: gpu.alloc::<i8>(n_codes)?,
             scales: gpu.alloc::<f32>(n_codes / form.block_len())?,
             sums: gpu.alloc::<i16>(n_codes / 16)?,
-            half: HalfBuffer::new(gpu, form, [max_rows, width], n_experts)?,
+            half,
         })
     }
 

@@ -176,7 +176,7 @@ impl GpuBackend {
         };
         let before = gpu.allocated_bytes();
         let latent = compile::latent_heads(&part.plan, &segments);
-        let memory = Memory::new(&gpu, &part.plan, latent, &sizes)?;
+        let memory = Memory::new(&gpu, &part.plan, weights, latent, &sizes)?;
         let kept = memory.kv_bytes() + memory.state_bytes();
         let scratch = gpu.allocated_bytes() - before - kept;
         let transfers = Transfers::new(&gpu, &part, &sizes.step)?;

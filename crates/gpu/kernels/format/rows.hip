@@ -44,7 +44,7 @@ KERNEL(repack, RepackParams, THREADS) {
         t = from.load(chunk);
         Block<FORMAT, Planes>::of(p.w, p.first_row + row).store(chunk, t);
     }
-    if constexpr (!FORMAT::FLOAT) {
+    if constexpr (HAS_RANGE<FORMAT>) {
         Range* range = (Range*)Block<FORMAT, Planes>::end(p.w, p.w.data);
         range->add(t, place_in_block<FORMAT>(chunk), valid);
     }

@@ -1,5 +1,5 @@
-// Products of quantized weights with f16 activations on Hopper: weights become f16 in registers (A of wgmma), x comes
-// through a ring in shared memory (B) as half_acts.hip writes it.
+// Products with f16 activations on Hopper: weights become f16 in registers (A of wgmma), x comes through a ring in shared
+// memory (B) as half_acts.hip writes it. With F16 and BF16 weights, x is the sum of two f16 numbers, and each is multiplied.
 //
 // A block has two groups of 128 threads, with 64 outputs each. In a round it multiplies 128 values of k. Of these, lane
 // q of four has its own chunk of 32 weights, so that it needs the scales of one chunk. The order of k that follows from
@@ -16,13 +16,13 @@
 // more than 32 or 64. With 64 rows, the tiles of the list have 128 rows and are taken in two parts. All first parts come
 // before the second ones, many of which are empty: in turn, some blocks would get only empty ones.
 //
-// Shared memory: SLOTS * PER_SLOT * ROWS * 128 bytes for x; for each round, about 20 KB of weights.
+// Shared memory: SLOTS * PER_SLOT * ROWS * 128 bytes for x; for each round, about 20 KB of quantized weights, or 32 KB.
 #pragma once
 #include "gemm/chunks.h"
 #include "gemm/half_tile.h"
+#include "gemm/half_weights.h"
 #include "gemm/ring.h"
 #include "jobs.h"
-#include "range.h"
 
 struct HalfProduct {
     Weights w;
@@ -38,7 +38,7 @@ struct HalfProduct {
 };
 
 struct HalfParams {
-    // [n_in / 64, n_octets], 1,024 bytes each, and what to multiply the sums of each row with.
+    // [n_in / 64, parts of x, n_octets], 1,024 bytes each, and what to multiply the sums of each row with.
     const u8* x;
     const float* factors;
     // Sums of divided tiles, two for each block, and for each block's share of these tiles the number of parts that are
@@ -67,46 +67,6 @@ struct HalfParams {
            n_whole, n_blocks, n_stacked, products)
 };
 
-// A chunk's scales and minimums as pairs of equal f16 numbers, for both groups of 16 values.
-template <typename F> struct HalfScales {
-    // Codes are bytes: from 0 on, or with a sign.
-    static constexpr bool SIGNED = F::OFFSET == 0 && !F::HAS_MIN;
-    static constexpr u32 BIAS = SIGNED ? 128 : F::OFFSET;
-
-    u32 factor[2], term[2];
-
-    DEV_MEMBER HalfScales(const F& f, u32 at, float up) {
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            const u32 group = h * 16 / F::GROUP;
-            float scale = f.scale(at, group) * up;
-            // The second half of a chunk are the high nibbles: 16 times the codes.
-            const float of_codes = F::NIBBLES && h > 0 ? scale * (1.0f / 16) : scale;
-            factor[h] = pack_halves(of_codes, of_codes);
-            // Of the rounded scale: zero is zero. A power of two times either is rounded alike.
-            if constexpr (BIAS & (BIAS - 1)) scale = h2f((u16)factor[h]);
-            float term_of = -scale * ((float)BIAS / CODE_ONE);
-            if constexpr (F::HAS_MIN) term_of = -f.minimum(at, group) * (up / CODE_ONE);
-            term[h] = pack_halves(term_of, term_of);
-        }
-    }
-    // Values 0 and 2, or 1 and 3, of word w of the codes.
-    DEV_MEMBER u32 pair(u32 codes, u32 w, u32 odd) const {
-        if constexpr (SIGNED) codes ^= 0x80808080u;
-        const u32 mask = !F::NIBBLES ? 0x00ff00ffu : w < 4 ? 0x000f000fu : 0x00f000f0u;
-        return fma_halves(codes >> 8 * odd & mask, factor[w / 4], term[w / 4]);
-    }
-    // The words of codes that pair() takes.
-    DEV_MEMBER static void words(const F& f, u32 (&codes)[8]) {
-        if constexpr (F::NIBBLES) {
-#pragma unroll
-            for (u32 w = 0; w < 8; w++) codes[w] = f.low[w % 4];
-        } else {
-            f.codes(codes);
-        }
-    }
-};
-
 template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 CLUSTER = N > 128 ? 2 : 1;
     static constexpr u32 GROUPS = 2, ROWS = N, OUTS = 64 * GROUPS * CLUSTER, THREADS = 128 * GROUPS, ELEMENTS = N / 2;
@@ -114,6 +74,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 PER_SLOT = N <= 64 ? 2 : 1, STEP_BYTES = N * wgmma::STEP * 2;
     using Slots = Ring<SLOTS, PER_SLOT * STEP_BYTES, CLUSTER>;
     using Coming = Chunks<F, THREADS, DEPTH>;
+    // Steps of x in a round.
+    static constexpr u32 STEPS = 2 * X_PARTS<F>;
     // Blocks that a processor runs at once.
     static constexpr u32 BLOCKS = N <= 64 ? 2 : 1;
     static constexpr u32 SHARED_BYTES = Slots::SHARED + Coming::SHARED;
@@ -152,7 +114,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
 
     // Fills the next slot with the steps of slot `i` of the segment.
     DEV_MEMBER void fill(const Segment& s, const Rows& x, u32 i) {
-        const u64 octet = (u64)(2 * s.first + PER_SLOT * i) * p.n_octets + x.octet;
+        const u64 octet = (u64)(STEPS * s.first + PER_SLOT * i) * p.n_octets + x.octet;
         ring.template fill<PER_SLOT>(filled, filled_pass, p.x + octet * wgmma::OCTET_BYTES,
                                      (u64)p.n_octets * wgmma::OCTET_BYTES, div_up(x.n, 8) * wgmma::OCTET_BYTES);
         if (++filled == SLOTS) filled = 0, filled_pass++;
@@ -216,13 +178,13 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     DEV_MEMBER void start_rows(const Segment& s) {
         if (uniform(wave()) > 0) return;
         const Rows x = place_of(s).rows;
-        for (u32 i = 0; i < min_of(FILLED, 2 / PER_SLOT * (s.end - s.first)); i++) fill(s, x, i);
+        for (u32 i = 0; i < min_of(FILLED, STEPS / PER_SLOT * (s.end - s.first)); i++) fill(s, x, i);
     }
 
     // acc = the product of a segment whose weights and rows are on their way, of M rows.
     template <u32 M> DEV_MEMBER void multiply(const Rows& x, const Segment& s, float up) {
         // Slots that the first wave still fills.
-        u32 n_fills = 2 / PER_SLOT * (s.end - s.first);
+        u32 n_fills = STEPS / PER_SLOT * (s.end - s.first);
         n_fills = uniform(wave()) == 0 && n_fills > FILLED ? n_fills - FILLED : 0;
         u32 next_fill = FILLED;
         float(&sums)[M / 2] = (float(&)[M / 2]) acc;
@@ -238,17 +200,14 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
             coming.take(raw, rows, place, chunk);
             if (++place == DEPTH) place = 0;
             const u32 in_block = place_in_block<F>(chunk);
-            const HalfScales<F> scales[2] = {{raw[0], in_block, up}, {raw[1], in_block, up}};
-            u32 codes[2][8];
-            HalfScales<F>::words(raw[0], codes[0]), HalfScales<F>::words(raw[1], codes[1]);
+            const HalfWeights<F> weights[2] = {{raw[0], in_block, up}, {raw[1], in_block, up}};
 #pragma unroll
-            for (u32 h = 0; h < 2; h++) {
+            for (u32 step = 0; step < STEPS; step++) {
+                const u32 h = step / X_PARTS<F>, in_slot = step % PER_SLOT;
+                if (step % X_PARTS<F> == 0) {
 #pragma unroll
-                for (u32 i = 0; i < 16; i++) {
-                    const u32 word = 4 * h + i / 4, row = i % 2;
-                    a[h][i / 4][i % 4] = scales[row].pair(codes[row][word], word, i % 4 / 2);
+                    for (u32 i = 0; i < 16; i++) a[h][i / 4][i % 4] = weights[i % 2].pair(4 * h + i / 4, i % 4 / 2);
                 }
-                const u32 in_slot = h % PER_SLOT;
                 if (in_slot == 0) x_slot = wgmma::place(ring.slot(at)), ring.wait(at, pass);
                 wgmma::begin();
 #pragma unroll
@@ -256,7 +215,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
                 wgmma::end();
                 // The step before is done.
                 wgmma::wait<1>();
-                if (in_slot == 0 && (h > 0 || round > s.first)) ring.release(before);
+                if (in_slot == 0 && (step > 0 || round > s.first)) ring.release(before);
                 if (in_slot + 1 < PER_SLOT) continue;
                 before = at;
                 if (n_fills > 0) fill(s, x, next_fill++), n_fills--;
@@ -358,11 +317,11 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         }
     }
 
-    // acc = the product of a segment, divided by 2^-b of its matrix (range.h). Returns 2^(24 + b).
+    // acc = the product of a segment, with weights times a power of two, which is returned.
     DEV_MEMBER float multiply(const Segment& s) {
         const Place at = place_of(s);
         const Weights& w = at.product.w;
-        const float up = ((const Range*)Block<F, Planes>::end(w, w.data))->up();
+        const float up = HalfWeights<F>::up(w);
         if (MANY && p.tiles && at.rows.n <= 32) multiply<32>(at.rows, s, up);
         else if (MANY && p.tiles && at.rows.n <= 64) multiply<64>(at.rows, s, up);
         else multiply<N>(at.rows, s, up);
@@ -373,7 +332,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         if (!whole && !join_blocks(s)) return;
         // Found again, so that it takes no registers before.
         const Place at = place_of(s);
-        store(at, Range::down(up) * at.scale);
+        store(at, HalfWeights<F>::down(up) * at.scale);
     }
 
     // The next segment of this block: whole tiles, then those that blocks share. `s` is the one before; `tile` and `round`

@@ -1,4 +1,4 @@
-// Products of quantized weights with few rows of f16 activations on Hopper, where reading the weights limits: tiles of up to 32
+// Products with few rows of f16 activations on Hopper, where reading the weights limits: tiles of up to 32
 // rows, of a dense product or of an expert. Weights become f16 in registers as in half.h, and are multiplied by mma.sync, whose
 // operand A has the layout of one wave's part of wgmma's A.
 //
@@ -20,6 +20,8 @@ template <typename F> struct HalfFew {
     // which have the scoreboard of the activations. Other formats need more or smaller copies, which cost more than that.
     static constexpr bool COPIES = F::N_PLANES == 2 && F::PLANES[1].bytes == 16;
     using Coming = Chunks<F, WARP_SIZE, 2>;
+    // Rows of long blocks are whole rounds.
+    static constexpr bool WHOLE = F::LEN % ROUND == 0;
     static constexpr u32 SUMS = OUTS * ROWS, WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
     static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = 2, CLUSTER = 1;
 
@@ -57,29 +59,29 @@ template <typename F> struct HalfFew {
         return true;
     }
 
+    DEV_MEMBER u32 n_rounds() const { return div_up(product.w.n_in, ROUND); }
+
     // The memory of a wave: weights under way, then its sums.
     DEV_MEMBER u8* of_wave(u32 w) const { return shared + w * WAVE_BYTES; }
 
     // The weights of a round for the thread's two outputs; past the end any, since activations there are zeros.
     DEV_MEMBER void load(F (&raw)[2], u32 round) const {
-        const u32 chunk = min_of(4 * round + lane() % 4, n_chunks<F>(product.w.n_in) - 1);
+        const u32 chunk = min_of(4 * round + lane() % 4, (WHOLE ? 4 * n_rounds() : n_chunks<F>(product.w.n_in)) - 1);
 #pragma unroll
         for (u32 i = 0; i < 2; i++) raw[i] = rows[i].load(chunk);
     }
     // Begins to copy them, if there are any.
     DEV_MEMBER void begin_copy(const Coming& coming, u32 round, u32 place) const {
         const u32 chunk = 4 * round + lane() % 4, n = n_chunks<F>(product.w.n_in);
-        // Rows of long blocks are whole rounds.
-        constexpr bool WHOLE = F::LEN % ROUND == 0;
         coming.begin(rows, place, chunk, WHOLE || chunk < n, 4 * round < n);
         coming.end();
     }
 
-    // The values of B of a round, of N octets of rows: two steps in each.
+    // The values of B of a round, of N octets of rows and one part of x: two steps in each.
     template <u32 N> struct Activations {
         u32x4 steps[4][N];
-        DEV_MEMBER void load(const HalfFew& few, u32 round, u32 i) {
-            const u64 block = (u64)(2 * round + i / 2) * few.p.n_octets + few.octet;
+        DEV_MEMBER void load(const HalfFew& few, u32 round, u32 i, u32 part = 0) {
+            const u64 block = (u64)((2 * round + i / 2) * X_PARTS<F> + part) * few.p.n_octets + few.octet;
             const u8* from = few.p.x + block * wgmma::OCTET_BYTES + i % 2 * (WARP_SIZE * 16) + lane() * 16;
 #pragma unroll
             for (u32 o = 0; o < N; o++) steps[i][o] = load16(from + o * wgmma::OCTET_BYTES);
@@ -88,7 +90,7 @@ template <typename F> struct HalfFew {
 
     // Writes the sums of the wave's rounds, of N octets of rows.
     template <u32 N> DEV_MEMBER void multiply(float up) const {
-        const u32 n_rounds = div_up(product.w.n_in, ROUND), step = n_waves();
+        const u32 n_rounds = this->n_rounds(), step = n_waves();
         const Coming coming{of_wave(wave()), lane()};
         F next[2];
         if constexpr (COPIES) begin_copy(coming, wave(), 0);
@@ -122,24 +124,28 @@ template <typename F> struct HalfFew {
                 for (u32 i = 0; i < 4; i++) x.load(*this, round, i);
             }
             const u32 in_block = place_in_block<F>(4 * round + lane() % 4);
-            const HalfScales<F> scales[2] = {{raw[0], in_block, up}, {raw[1], in_block, up}};
-            u32 codes[2][8];
-            HalfScales<F>::words(raw[0], codes[0]), HalfScales<F>::words(raw[1], codes[1]);
+            const HalfWeights<F> weights[2] = {{raw[0], in_block, up}, {raw[1], in_block, up}};
             if constexpr (!COPIES) load(next, round + step);
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
+            for (u32 part = 0; part < X_PARTS<F>; part++) {
+                if (part > 0)
 #pragma unroll
-                for (u32 s = 2 * i; s < 2 * i + 2; s++) {
-                    mma::Words<4> a;
+                    for (u32 i = 0; i < 4; i++) x.load(*this, round, i, part);
 #pragma unroll
-                    for (u32 w = 0; w < 4; w++) a.v[w] = scales[w % 2].pair(codes[w % 2][s], s, w / 2);
+                for (u32 i = 0; i < 4; i++) {
 #pragma unroll
-                    for (u32 o = 0; o < N; o++) {
-                        const u32x4& b = x.steps[i][o];
-                        mma::mma_f16(acc[o], a, b.v[2 * (s % 2)], b.v[2 * (s % 2) + 1]);
+                    for (u32 s = 2 * i; s < 2 * i + 2; s++) {
+                        mma::Words<4> a;
+#pragma unroll
+                        for (u32 w = 0; w < 4; w++) a.v[w] = weights[w % 2].pair(s, w / 2);
+#pragma unroll
+                        for (u32 o = 0; o < N; o++) {
+                            const u32x4& b = x.steps[i][o];
+                            mma::mma_f16(acc[o], a, b.v[2 * (s % 2)], b.v[2 * (s % 2) + 1]);
+                        }
                     }
+                    if constexpr (COPIES) x.load(*this, min_of(round + step, n_rounds - 1), i);
                 }
-                if constexpr (COPIES) x.load(*this, min_of(round + step, n_rounds - 1), i);
             }
         }
         float* sums = (float*)of_wave(wave());
@@ -155,7 +161,7 @@ template <typename F> struct HalfFew {
     DEV_MEMBER void run() {
         if (!find()) return;
         const Weights& w = product.w;
-        const float up = ((const Range*)Block<F, Planes>::end(w, w.data))->up();
+        const float up = HalfWeights<F>::up(w);
         if (n_rows <= 8) multiply<1>(up);
         else if (n_rows <= 16) multiply<2>(up);
         else if (n_rows <= 24) multiply<3>(up);
@@ -168,7 +174,7 @@ template <typename F> struct HalfFew {
             float sum = 0.0f;
             for (u32 k = 0; k < n_waves(); k++) sum += ((const float*)of_wave(k))[i];
             float* to = product.out + (u64)row * stride + out;
-            sum = fma(sum * (Range::down(up) * scale), p.factors[row], product.bias ? product.bias[out] : 0.0f);
+            sum = fma(sum * (HalfWeights<F>::down(up) * scale), p.factors[row], product.bias ? product.bias[out] : 0.0f);
             *to = product.mode & ADD ? *to + sum : sum;
         }
     }

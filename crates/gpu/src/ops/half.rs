@@ -1,6 +1,6 @@
-//! GEMM of quantized weights with f16 activations on Hopper's matrix units (`kernels/gemm/half.h`, and of few rows
-//! `kernels/gemm/half_few.h`). Weights become f16 in registers; activations are converted from int8 codes before the
-//! products of an operation.
+//! GEMM with f16 activations on Hopper's matrix units (`kernels/gemm/half.h`, and of few rows `kernels/gemm/half_few.h`).
+//! Weights become f16 in registers; activations are converted before the products of an operation. Those for F16 and BF16
+//! weights are sums of two f16 numbers, so that nothing is rounded to f16.
 
 mod division;
 
@@ -29,9 +29,13 @@ const OCTET_BYTES: usize = 1024;
 /// Rows of weights are padded to a multiple of this many values.
 const BLOCK: usize = 128;
 
-/// Values of a row that a block of `half_acts_*` converts, and its threads.
-const PART: usize = 1024;
-const ACTS_THREADS: u32 = 256;
+/// Values of a row that a thread of `half_acts_*` converts: with eight for each row of an octet, 16.
+const PER_THREAD: usize = 2;
+/// Threads of a block that converts codes, or f32 numbers.
+const CODES_THREADS: u32 = 256;
+const FLOATS_THREADS: u32 = 1024;
+/// Blocks of the latter that a processor runs at once.
+const BLOCKS_OF_FLOATS: usize = 2;
 
 /// With up to this many rows of experts on average, reading the weights limits: products take small tiles, so that more blocks
 /// load weights at once (`kernels/gemm/half_few.h`).
@@ -52,6 +56,7 @@ const MAX_BLOCKS: usize = 2;
 struct HalfActsParams {
     codes: Address,
     scales: Address,
+    values: Address,
     x: Address,
     factors: Address,
     tiles: Table<ExpertTile>,
@@ -60,12 +65,13 @@ struct HalfActsParams {
     n_octets: u32,
     tile_octets: u32,
     is_few: u32,
-    pad: u32,
+    n_columns: u32,
 }
 
 layout!(HalfActsParams {
     codes,
     scales,
+    values,
     x,
     factors,
     tiles,
@@ -74,13 +80,14 @@ layout!(HalfActsParams {
     n_octets,
     tile_octets,
     is_few,
-    pad
+    n_columns
 });
 
 kernels! {
     struct HalfActsKernels {
         half_acts_q8x32: HalfActsParams,
         half_acts_q8x256: HalfActsParams,
+        half_acts_f32: HalfActsParams,
     }
 }
 
@@ -146,7 +153,7 @@ layout!(HalfParams {
     products
 });
 
-const _: () = assert!(size_of::<HalfActsParams>() == 64 && size_of::<HalfParams>() == 256);
+const _: () = assert!(size_of::<HalfActsParams>() == 72 && size_of::<HalfParams>() == 256);
 
 kernels! {
     /// The numbers are the rows of a tile; that of few rows has up to 32.
@@ -229,6 +236,7 @@ impl GemmHalves {
         }
         let names = tile_names!(gemm_half_few, gemm_half_64, gemm_half_128, gemm_half_256);
         let module = self.kernels.gemm_half_few.module;
+        let x_parts = gpu.constant(module, "gemm_half_x_parts")?;
         let mut tiles = Vec::with_capacity(names.len());
         for (names, cost) in names.into_iter().zip(COSTS) {
             let [rows, outs, threads, shared, round, blocks, cluster] = names;
@@ -240,7 +248,7 @@ impl GemmHalves {
                 round: gpu.constant(module, round)? as usize,
                 blocks: gpu.constant(module, blocks)? as usize,
                 cluster: gpu.constant(module, cluster)? as usize,
-                cost,
+                cost: cost.of_parts(x_parts),
             });
         }
         let tiles = <[Tile; 4]>::try_from(tiles)
@@ -328,8 +336,16 @@ fn factor_bytes(n_rows: usize) -> usize {
     (n_rows * size_of::<f32>()).next_multiple_of(OCTET_BYTES)
 }
 
-fn value_bytes(n_octets: usize, width: usize) -> usize {
-    n_octets * (width.next_multiple_of(BLOCK) / 64) * OCTET_BYTES
+/// Of how many f16 numbers an activation is the sum.
+fn n_parts(form: ActFormat) -> usize {
+    match form {
+        ActFormat::F32 => 2,
+        ActFormat::Q8x32 | ActFormat::Q8x256 => 1,
+    }
+}
+
+fn value_bytes(form: ActFormat, n_octets: usize, width: usize) -> usize {
+    n_octets * (width.next_multiple_of(BLOCK) / 64) * n_parts(form) * OCTET_BYTES
 }
 
 /// Returns the octets of up to `max_rows` rows, of any of `n_experts` experts if there are experts.
@@ -362,11 +378,11 @@ impl HalfBuffer {
         let is_built = MODULES
             .iter()
             .any(|module| Image::find(gpu.target(), module).is_some());
-        if form == ActFormat::F32 || max_rows <= MAX_ROWS || !is_built {
+        if max_rows <= MAX_ROWS || !is_built {
             return Ok(None);
         }
         let n_octets = max_octets(max_rows, n_experts);
-        let n_bytes = factor_bytes(max_rows) + value_bytes(n_octets, width);
+        let n_bytes = factor_bytes(max_rows) + value_bytes(form, n_octets, width);
         Ok(Some(HalfBuffer {
             x: gpu.alloc::<u8>(n_bytes)?,
             parts: parts(gpu)?,
@@ -404,7 +420,7 @@ fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
 /// Whether [`products`](super::products) of these activations with weights of this type round both to f16.
 pub fn takes_halves(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType) -> bool {
     let can = can_take(gpu, x, ty, None);
-    can && !select::is_gemv(gpu, x.n_rows, can)
+    can && n_parts(x.form) == 1 && !select::is_gemv(gpu, x.n_rows, can)
 }
 
 /// Whether [`expert_products`](super::expert_products) of these activations with weights of this type round both to f16.
@@ -415,7 +431,7 @@ pub fn takes_halves_of_experts(
     ty: GgmlType,
 ) -> bool {
     let can = can_take(gpu, x, ty, Some(routing));
-    can && !select::is_gemv_of_experts(gpu, routing, can)
+    can && n_parts(x.form) == 1 && !select::is_gemv_of_experts(gpu, routing, can)
 }
 
 /// Whether GEMM takes these activations as f16.
@@ -426,7 +442,7 @@ fn can_take(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType, routing: Option<&Routing<'_>>
         Variant::TilesLarge,
     ];
     let fits = |memory: HalfMemory<'_>| {
-        let n_bytes = factor_bytes(x.n_rows) + value_bytes(n_octets(x, routing), x.width);
+        let n_bytes = factor_bytes(x.n_rows) + value_bytes(x.form, n_octets(x, routing), x.width);
         n_bytes <= memory.x.len()
     };
     !of_codes.iter().any(|&v| gpu.takes(v)) && x.half.is_some_and(fits) && has_kernels(gpu, ty)
@@ -506,7 +522,7 @@ impl<'a> HalfActs<'a> {
         let routing = work.experts.as_ref().map(|experts| &experts.routing);
         let n_octets = n_octets(&work.x, routing);
         let factors = factor_bytes(work.x.n_rows);
-        let values = factors..factors + value_bytes(n_octets, work.x.width);
+        let values = factors..factors + value_bytes(work.x.form, n_octets, work.x.width);
         Ok(HalfActs {
             factors: memory.x.part(0..factors),
             values: memory.x.part(values),
@@ -524,10 +540,10 @@ impl<'a> HalfActs<'a> {
 fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError> {
     let x = &work.x;
     let kernels = &gpu.kernels().half_acts;
-    let kernel = match x.form {
-        ActFormat::Q8x32 => &kernels.half_acts_q8x32,
-        ActFormat::Q8x256 => &kernels.half_acts_q8x256,
-        ActFormat::F32 => unreachable!("quantized weights take codes"),
+    let (kernel, threads) = match x.form {
+        ActFormat::Q8x32 => (&kernels.half_acts_q8x32, CODES_THREADS),
+        ActFormat::Q8x256 => (&kernels.half_acts_q8x256, CODES_THREADS),
+        ActFormat::F32 => (&kernels.half_acts_f32, FLOATS_THREADS),
     };
     let tile_octets = work
         .experts
@@ -537,9 +553,16 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
         Some(tiles) => tiles.len() * tile_octets,
         None => to.n_octets,
     };
+    let mut n_columns = x.width.div_ceil(PER_THREAD * threads as usize);
+    if x.form == ActFormat::F32 {
+        // Each block reads its rows whole, for the largest value.
+        n_columns = n_columns
+            .min((BLOCKS_OF_FLOATS * gpu.n_compute_units() as usize).div_ceil(n_octets.max(1)));
+    }
     let params = HalfActsParams {
         codes: x.codes.address(),
         scales: x.scales.address(),
+        values: x.values.address(),
         x: to.values.address(),
         factors: to.factors.address(),
         tiles: to.table(),
@@ -548,10 +571,10 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
         n_octets: to.n_octets as u32,
         tile_octets: tile_octets as u32,
         is_few: to.is_few.into(),
-        pad: 0,
+        n_columns: n_columns as u32,
     };
-    let grid = [n_octets as u32, x.width.div_ceil(PART) as u32, 1];
-    gpu.launch(kernel, grid, ACTS_THREADS, 0, &params)
+    let grid = [n_octets as u32, n_columns as u32, 1];
+    gpu.launch(kernel, grid, threads, 0, &params)
 }
 
 /// Launches up to [`FEW`] products of one format.

@@ -37,9 +37,12 @@ impl From<&Matrix<'_>> for Weights {
     }
 }
 
-/// Bytes behind the planes for the range of a quantized matrix (`kernels/range.h`).
+/// Bytes behind the planes for the range of a matrix that has one (`kernels/range.h`).
 fn range_bytes(ty: GgmlType) -> usize {
-    if ty.block_len() > 1 { PLANE_ALIGN } else { 0 }
+    match ty {
+        GgmlType::F32 | GgmlType::F16 => 0,
+        _ => PLANE_ALIGN,
+    }
 }
 
 #[repr(C)]

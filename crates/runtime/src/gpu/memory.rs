@@ -8,7 +8,10 @@ use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, K
 
 use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
-use rocmforge_plan::{ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount};
+use rocmforge_gguf::GgmlType;
+use rocmforge_plan::{
+    ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, Weights,
+};
 
 /// Positions whose rotations are computed at once.
 const ROPE_ROWS: usize = 1024;
@@ -55,6 +58,7 @@ impl Memory {
     pub(crate) fn new(
         gpu: &Gpu,
         plan: &Plan,
+        weights: &Weights,
         latent: Option<LatentHeads>,
         sizes: &Sizes,
     ) -> Result<Memory, GpuError> {
@@ -69,7 +73,7 @@ impl Memory {
             Ok((*info, gpu.alloc::<f32>(n_values)?))
         });
         let most_experts = routing_shapes(plan).flatten().map(|[n, ..]| n).max();
-        let acts = plan.acts.iter().map(|info| {
+        let acts = plan.acts.iter().enumerate().map(|(i, info)| {
             let n_rows = info.rows.rows(max_rows, max_logits);
             let n_experts = match info.rows {
                 RowCount::Choices { .. } => most_experts,
@@ -77,7 +81,10 @@ impl Memory {
                 RowCount::Tokens | RowCount::Logits => None,
             };
             let shape = [n_rows, info.width];
-            let acts = ActsBuffer::of_experts(gpu, info.format, shape, n_experts)?;
+            let acts = match is_for_f32(plan, weights, ActsId(i as u32)) {
+                true => ActsBuffer::for_f32(gpu, shape)?,
+                false => ActsBuffer::of_experts(gpu, info.format, shape, n_experts)?,
+            };
             Ok((*info, acts))
         });
         let layers = plan.kv.iter().map(|spec| {
@@ -266,4 +273,11 @@ fn rope_tables(gpu: &Gpu, plan: &Plan, n_ctx: usize) -> Result<Vec<(usize, Buffe
         tables.push((n_rot, buffer));
     }
     Ok(tables)
+}
+
+/// Returns whether only F32 weights are multiplied with these activations.
+fn is_for_f32(plan: &Plan, weights: &Weights, id: ActsId) -> bool {
+    let readers = plan.ops.iter().filter(|op| op.acts_read() == Some(id));
+    let mut matrices = readers.flat_map(Op::matrices);
+    matrices.all(|id| weights.matrix(id).ty == GgmlType::F32)
 }

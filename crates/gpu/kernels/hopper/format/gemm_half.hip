@@ -1,5 +1,5 @@
-// GEMM of quantized weights with f16 activations, for each FORMAT (gemm/half.h, and of few rows gemm/half_few.h). The number
-// of a kernel is that of a tile's rows. For few rows, reading the weights limits: more loads are under way.
+// GEMM with f16 activations, for each FORMAT but F32 (gemm/half.h, and of few rows gemm/half_few.h). The number of a kernel is
+// that of a tile's rows. For few rows, reading the weights limits: more loads are under way.
 #include "gemm/half_few.h"
 
 #if defined(GPU_NV)
@@ -16,19 +16,24 @@
     EXPORT_U32(NAME##_tile_cluster, NAME##_loop::CLUSTER)                                                              \
     EXPORT_U32(NAME##_tile_round, NAME##_loop::ROUND)
 #define HALF(NAME, ...)                                                                                                \
-    using NAME##_loop = Half<FORMAT, __VA_ARGS__>;                                                                     \
+    using NAME##_loop = Half<Read, __VA_ARGS__>;                                                                       \
     HALF_TILE(NAME)                                                                                                    \
     HALF_KERNEL(NAME) {                                                                                                \
         DYNAMIC_SHARED(u8, shared);                                                                                    \
         NAME##_loop(p, shared).run();                                                                                  \
     }
 
-using gemm_half_few_loop = HalfFew<FORMAT>;
+using Read = HalfForm<FORMAT>::Read;
+// Parts of x, and rounds of weights that shared memory has room for.
+EXPORT_U32(gemm_half_x_parts, X_PARTS<Read>)
+constexpr bool WIDE = X_PARTS<Read> > 1;
+
+using gemm_half_few_loop = HalfFew<Read>;
 HALF_TILE(gemm_half_few)
 HALF_KERNEL(gemm_half_few) {
     DYNAMIC_SHARED(u8, shared);
     gemm_half_few_loop{p, shared, {}, 0, 0, 0, 0, 0.0f, {}}.run();
 }
 HALF(gemm_half_64, 64, 3, 2)
-HALF(gemm_half_128, 128, 7, 5)
-HALF(gemm_half_256, 256, 5, 3)
+HALF(gemm_half_128, 128, 7, WIDE ? 3 : 5)
+HALF(gemm_half_256, 256, 5, WIDE ? 2 : 3)

@@ -18,6 +18,16 @@ pub(super) struct Cost {
     parts_us: f64,
 }
 
+impl Cost {
+    /// The same where activations are sums of this many f16 numbers.
+    pub(super) fn of_parts(self, n_parts: u32) -> Cost {
+        Cost {
+            round_us: self.round_us * f64::from(n_parts),
+            ..self
+        }
+    }
+}
+
 /// In the order of the kernels.
 pub(super) const COSTS: [Cost; 4] = [
     // Tiles of few rows are never compared with others.
