@@ -1,10 +1,12 @@
-//! The executor: runs a backend on its own thread and exchanges plain data with it.
-//!
-//! The backend's objects never leave that thread. `submit` returns at once, so the engine can schedule a step while
-//! another runs. Steps run in the order they were submitted.
+//! The executor: runs a backend and exchanges plain data with it. `submit` returns at once, so the engine can schedule a
+//! step while another runs: the backend has a thread of its own, or a device with its own queue of work. Steps run in
+//! the order they were submitted.
+
+mod here;
 
 use std::any::Any;
-use std::sync::mpsc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use crate::backend::{Backend, BackendInfo, IdleWork, OpObserver, Wait};
 use crate::error::{DeviceError, RuntimeError};
 use crate::times::StepObserver;
 use crate::tuning::TuneProgress;
+use here::{Here, Shared};
 use rocmforge_plan::{Batch, StepOutput};
 
 /// Interval of polling for the end of a step while the engine may still submit another. Only the last step of all
@@ -33,16 +36,28 @@ enum Command {
     ),
 }
 
-/// A backend on its own thread.
+/// A backend, and how it is called.
 pub struct Executor {
-    commands: Option<mpsc::Sender<Command>>,
-    thread: Option<JoinHandle<()>>,
+    home: Home,
     info: BackendInfo,
+}
+
+/// Where a backend is.
+enum Home {
+    /// On a thread of its own.
+    Thread {
+        commands: Option<mpsc::Sender<Command>>,
+        thread: Option<JoinHandle<()>>,
+    },
+    /// On the threads of those who call it.
+    Callers(Here),
 }
 
 /// A submitted step.
 pub struct Pending {
     result: mpsc::Receiver<Result<StepOutput, RuntimeError>>,
+    /// The backend, if the caller runs it.
+    backend: Option<Arc<Shared>>,
 }
 
 impl Executor {
@@ -80,12 +95,11 @@ impl Executor {
             .map_err(DeviceError::Threads)?;
         match made.recv() {
             Ok(Ok((info, found))) => {
-                let executor = Executor {
+                let home = Home::Thread {
                     commands: Some(commands),
                     thread: Some(thread),
-                    info,
                 };
-                Ok((executor, found))
+                Ok((Executor { home, info }, found))
             }
             Ok(Err(error)) => {
                 // The thread has returned or is about to: it sends the error last.
@@ -94,6 +108,17 @@ impl Executor {
             }
             Err(mpsc::RecvError) => Err(gone(thread)),
         }
+    }
+
+    /// Runs a backend with its own queue of work on the threads that call it. So no step waits until a thread is woken,
+    /// which takes milliseconds where all cores are busy.
+    ///
+    /// # Errors
+    /// [`DeviceError::Threads`] if the system starts no thread for background work.
+    pub fn here(backend: Box<dyn Backend>) -> Result<Executor, RuntimeError> {
+        let info = backend.info();
+        let home = Home::Callers(Here::new(backend)?);
+        Ok(Executor { home, info })
     }
 
     /// Adds messages for the user to the backend's own.
@@ -108,30 +133,63 @@ impl Executor {
     /// Queues a step.
     pub fn submit(&self, batch: Batch) -> Pending {
         let (to, result) = mpsc::channel();
-        // A dead thread drops `to`, which `Pending::wait` reports.
-        self.send(Command::Step(batch, to));
-        Pending { result }
+        let backend = match &self.home {
+            // A dead thread drops `to`, which `Pending::wait` reports.
+            Home::Thread { .. } => {
+                self.send(Command::Step(batch, to));
+                None
+            }
+            Home::Callers(here) => {
+                here.begin_step();
+                let reply = Box::new(move |result| drop(to.send(result)));
+                here.shared.call(|backend| backend.submit(batch, reply));
+                Some(Arc::clone(&here.shared))
+            }
+        };
+        Pending { result, backend }
     }
 
     /// Sets the observer of the steps submitted from here on.
     pub fn observe(&self, observer: Option<Box<dyn OpObserver>>) {
-        self.send(Command::Observe(observer));
+        match &self.home {
+            Home::Thread { .. } => self.send(Command::Observe(observer)),
+            Home::Callers(here) => {
+                here.shared.call(|backend| backend.observe(observer));
+            }
+        }
     }
 
     /// Sets the step observer of the steps submitted from here on.
     pub fn observe_steps(&self, observer: Option<Box<dyn StepObserver>>) {
-        self.send(Command::ObserveSteps(observer));
+        match &self.home {
+            Home::Thread { .. } => self.send(Command::ObserveSteps(observer)),
+            Home::Callers(here) => {
+                here.shared.call(|backend| backend.observe_steps(observer));
+            }
+        }
     }
 
     /// Autotunes the device's launches for about `budget`, and waits for the result.
     pub fn tune(&self, budget: Duration) -> Result<Option<TuneProgress>, RuntimeError> {
-        let (to, result) = mpsc::channel();
-        self.send(Command::Tune(budget, to));
-        result.recv().unwrap_or_else(|_| Err(no_answer()))
+        match &self.home {
+            Home::Thread { .. } => {
+                let (to, result) = mpsc::channel();
+                self.send(Command::Tune(budget, to));
+                result.recv().unwrap_or_else(|_| Err(no_answer()))
+            }
+            Home::Callers(here) => {
+                let result = here.shared.call(|backend| backend.tune(budget));
+                result.unwrap_or_else(|| Err(no_answer()))
+            }
+        }
     }
 
     fn send(&self, command: Command) {
-        if let Some(commands) = &self.commands {
+        if let Home::Thread {
+            commands: Some(commands),
+            ..
+        } = &self.home
+        {
             drop(commands.send(command));
         }
     }
@@ -139,11 +197,16 @@ impl Executor {
 
 impl Executor {
     /// Ends the device's thread and frees the backend's memory. Steps submitted later fail. Returns the message of the
-    /// panic that ended the thread before, if one did.
+    /// panic that ended the backend before, if one did.
     pub fn close(&mut self) -> Option<String> {
-        self.commands = None;
-        let ended = self.thread.take()?.join();
-        ended.err().map(|panic| panic_text(&*panic))
+        match &mut self.home {
+            Home::Thread { commands, thread } => {
+                *commands = None;
+                let ended = thread.take()?.join();
+                ended.err().map(|panic| panic_text(&*panic))
+            }
+            Home::Callers(here) => here.close(),
+        }
     }
 }
 
@@ -156,6 +219,17 @@ impl Drop for Executor {
 impl Pending {
     /// Waits for the step's result.
     pub fn wait(self) -> Result<StepOutput, RuntimeError> {
+        if let Some(backend) = &self.backend {
+            loop {
+                match self.result.try_recv() {
+                    Ok(result) => return result,
+                    Err(mpsc::TryRecvError::Disconnected) => return Err(no_answer()),
+                    Err(mpsc::TryRecvError::Empty) => {
+                        backend.call(|backend| backend.finish(Wait::Oldest))
+                    }
+                };
+            }
+        }
         self.result.recv().unwrap_or_else(|_| Err(no_answer()))
     }
 }
@@ -212,6 +286,14 @@ fn gone(thread: JoinHandle<()>) -> RuntimeError {
         Err(panic) => panic_text(&*panic),
     };
     DeviceError::WorkerGone { reason }.into()
+}
+
+/// Calls a backend or what makes one. A panic becomes an error.
+pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, RuntimeError> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+        let reason = panic_text(&*panic);
+        DeviceError::WorkerGone { reason }.into()
+    })
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {

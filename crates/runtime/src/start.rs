@@ -7,7 +7,7 @@ use crate::check::FirstUse;
 use crate::config::{Device, EngineConfig};
 use crate::cpu::{CpuBackend, CpuOptions};
 use crate::error::{ConfigError, RuntimeError};
-use crate::executor::Executor;
+use crate::executor::{Executor, caught};
 use crate::gpu::{self, Experts, GpuBackend, GpuConfig, GpuLayers, GpuOptions, Graphs, WhenIdle};
 use crate::hybrid::{HybridBackend, HybridOptions};
 use crate::limits::{self, Resolved};
@@ -54,8 +54,7 @@ fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError>
     })
 }
 
-/// Starts a backend with the configured part of `model` on the GPU. The device is opened on its own thread; the limits
-/// depend on its memory.
+/// Starts a backend with the configured part of `model` on the GPU. The limits depend on its memory.
 fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Started, RuntimeError> {
     if gpu.offload.experts == Experts::OnCpu && !model.config.has_experts() {
         return Err(ConfigError::NoExperts.into());
@@ -64,14 +63,17 @@ fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Start
         return on_cpu(model, config);
     }
     gpu::kv_type(config.kv_type)?;
-    let made = {
-        let (model, config, gpu) = (model.clone(), config.clone(), gpu.clone());
-        Executor::start(config.steps_in_flight, move || make(&model, &config, &gpu))
-    };
-    let (mut executor, (placed, steps_in_flight)) = made?;
+    let (backend, (placed, steps_in_flight)) = caught(|| make(model, config, gpu))??;
     let Placed {
-        resolved, notice, ..
+        resolved,
+        notice,
+        place,
     } = placed;
+    // The device has a queue of its own.
+    let mut executor = match place {
+        Place::Gpu => Executor::here(backend)?,
+        Place::Cpu | Place::Both(_) => Executor::start(steps_in_flight, || Ok((backend, ())))?.0,
+    };
     executor.add_notices(notice);
     executor.add_notices(few_slots(model, config, &resolved));
     Ok(Started {
@@ -100,7 +102,7 @@ pub(crate) fn few_slots(
 /// A backend, its placement and limits, and its number of steps in flight.
 type Made = (Box<dyn Backend>, (Placed, usize));
 
-/// Builds the backend of [`on_gpu`] on the device's thread.
+/// Builds the backend of [`on_gpu`].
 fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, RuntimeError> {
     let device = gpu.open()?;
     let config = &place::with_step_that_fits(&device, model, config)?;
