@@ -121,7 +121,7 @@ impl Session {
             Vocabulary::Optional => model_file::tokenizer(&file, pre)?,
         };
         let config = match speculation {
-            Some(speculation) => speculation::with_drafts(config, speculation),
+            Some(speculation) => speculation::with_drafts(config, speculation, &model),
             None => config,
         };
         // First: the model may take what memory is left.

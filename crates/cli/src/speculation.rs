@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use rocmforge_engine::speculate::{DraftLength, Drafter, ModelDrafter, NgramDrafter};
 use rocmforge_engine::{
     ContextPolicy, Device, DraftCounts, EngineConfig, KvTokens, RequestProgress,
 };
 use rocmforge_gguf::TokenId;
 use rocmforge_model::{Model, Purpose};
+use rocmforge_runtime::Started;
 use rocmforge_runtime::gpu::Offload;
 use rocmforge_text::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -22,13 +23,15 @@ const DRAFTING_SEQUENCES: usize = 4;
 /// A drafter, and how much it drafts.
 pub type Drafting = Option<(Box<dyn Drafter>, DraftLength)>;
 
-/// Returns the settings of an engine whose sequences draft.
-pub fn with_drafts(config: EngineConfig, speculation: &Speculation) -> EngineConfig {
+/// Returns the settings of an engine for `model` whose sequences draft.
+pub fn with_drafts(config: EngineConfig, speculation: &Speculation, model: &Model) -> EngineConfig {
+    let drafts = match speculation.by {
+        DraftBy::Auto => model.plan.export().is_some(),
+        DraftBy::Nothing => false,
+        DraftBy::Ngram | DraftBy::Mtp | DraftBy::Model(_) => true,
+    };
     EngineConfig {
-        max_draft: match speculation.by {
-            DraftBy::Nothing => 0,
-            DraftBy::Ngram | DraftBy::Model(_) => speculation.n_most,
-        },
+        max_draft: if drafts { speculation.n_most } else { 0 },
         ..config
     }
 }
@@ -45,10 +48,50 @@ pub fn drafter(
 ) -> Result<Drafting> {
     let drafter: Box<dyn Drafter> = match &speculation.by {
         DraftBy::Nothing => return Ok(None),
+        DraftBy::Auto if model.plan.export().is_none() => return Ok(None),
+        DraftBy::Auto => match own_drafter(model, config) {
+            Ok(drafter) => Box::new(drafter),
+            Err(error) => {
+                output::note(&format!("notice: answers are not drafted: {error:#}"));
+                return Ok(None);
+            }
+        },
         DraftBy::Ngram => Box::new(NgramDrafter::default()),
+        DraftBy::Mtp => Box::new(own_drafter(model, config)?),
         DraftBy::Model(file) => Box::new(model_drafter(file, (model, tokenizer), load, config)?),
     };
     Ok(Some((drafter, DraftLength::UpTo(speculation.n_most))))
+}
+
+/// Starts the layers of the model's file that predict further tokens ahead.
+fn own_drafter(model: &Model, config: &EngineConfig) -> Result<ModelDrafter> {
+    let drafts = model.drafter()?;
+    let (started, page) = start(&drafts, model, config)
+        .context("cannot start the layers that predict further tokens ahead")?;
+    let (n_vocab, width) = (model.config.n_vocab, model.config.n_embd);
+    Ok(ModelDrafter::of_hidden(started, page, n_vocab, width))
+}
+
+/// Starts a model that drafts for `model`.
+fn start(drafts: &Model, model: &Model, config: &EngineConfig) -> Result<(Started, usize)> {
+    let n_seqs = config.max_seqs.min(DRAFTING_SEQUENCES);
+    let n_ctx = config.usual_ctx(model).min(drafts.config.n_ctx_train);
+    let mut its_config = EngineConfig {
+        n_ctx: Some(n_ctx),
+        max_seqs: n_seqs,
+        kv_tokens: KvTokens::Exactly(n_ctx * n_seqs),
+        context_policy: ContextPolicy::Stop,
+        max_draft: 0,
+        // One draft is made after the other.
+        steps_in_flight: 1,
+        ..config.clone()
+    };
+    if let Device::Gpu(gpu) = &mut its_config.device {
+        // Those of the model that checks are about its own layers.
+        gpu.offload = Offload::default();
+    }
+    let started = rocmforge_runtime::start(drafts, &its_config)?;
+    Ok((started, its_config.page))
 }
 
 fn model_drafter(
@@ -78,28 +121,11 @@ fn model_drafter(
             "{label} has another vocabulary: token {id} is not the same; use a drafter of the same family"
         );
     }
-    let n_seqs = config.max_seqs.min(DRAFTING_SEQUENCES);
-    let n_ctx = config.usual_ctx(model).min(drafts.config.n_ctx_train);
-    let mut its_config = EngineConfig {
-        n_ctx: Some(n_ctx),
-        max_seqs: n_seqs,
-        kv_tokens: KvTokens::Exactly(n_ctx * n_seqs),
-        context_policy: ContextPolicy::Stop,
-        max_draft: 0,
-        // One draft is made after the other.
-        steps_in_flight: 1,
-        ..config.clone()
-    };
-    if let Device::Gpu(gpu) = &mut its_config.device {
-        // Those of the model that checks are about its own layers.
-        gpu.offload = Offload::default();
-    }
-    let started = rocmforge_runtime::start(&drafts, &its_config).map_err(|error| {
-        anyhow::Error::new(error).context(format!("cannot start {label}, which is to draft"))
-    })?;
+    let (started, page) = start(&drafts, model, config)
+        .with_context(|| format!("cannot start {label}, which is to draft"))?;
     Ok(ModelDrafter::new(
         started,
-        its_config.page,
+        page,
         drafts.config.n_vocab,
         model.config.n_vocab,
     ))

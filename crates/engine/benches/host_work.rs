@@ -45,6 +45,7 @@ impl Backend for Nothing {
         reply(Ok(StepOutput {
             step: batch.step,
             rows: (0..batch.logits.len()).map(sampled).collect(),
+            exports: Vec::new(),
         }));
     }
 

@@ -324,7 +324,9 @@ impl Engine {
             false => None,
         };
         let submitted = scheduled.is_some();
-        if let Some((batch, record)) = scheduled {
+        if let Some((mut batch, record)) = scheduled {
+            let speculator = self.speculator.as_ref();
+            batch.exports = speculator.is_some_and(|speculator| speculator.takes_hidden(&record));
             let shape = self.watcher.is_some().then(|| BatchShape::of(&batch));
             let overlaps = self.steps_in_flight == 1 || !self.in_flight.is_empty();
             let attempt = match &mut self.speculator {
@@ -349,7 +351,7 @@ impl Engine {
             }) = self.in_flight.pop_front()
         {
             match pending.wait() {
-                Ok(output) => {
+                Ok(mut output) => {
                     let now = Instant::now();
                     // The device ran the step before until then.
                     let before = self.last_result.replace(now);
@@ -364,6 +366,9 @@ impl Engine {
                             time,
                             at: now,
                         });
+                    }
+                    if let Some(speculator) = &mut self.speculator {
+                        speculator.computed(&record, &std::mem::take(&mut output.exports));
                     }
                     let n_before = events.len();
                     self.process_output(output, &record, &mut events);

@@ -181,6 +181,7 @@ impl Recorder {
         StepOutput {
             step: batch.step,
             rows,
+            exports: Vec::new(),
         }
     }
 
@@ -274,6 +275,7 @@ impl Backend for Recorder {
         reply(computed.map(|done| {
             done.unwrap_or_else(|| StepOutput {
                 step: batch.step,
+                exports: Vec::new(),
                 rows: batch
                     .logits
                     .iter()
@@ -522,6 +524,7 @@ impl Backend for NotFinite {
         reply(Ok(StepOutput {
             step: batch.step,
             rows: vec![row],
+            exports: Vec::new(),
         }));
     }
 

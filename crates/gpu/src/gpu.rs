@@ -110,6 +110,10 @@ impl Inner {
         }
     }
 
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
     /// Fails if the device is known to be lost; else makes it the thread's current device.
     pub(crate) fn ready(&self) -> Result<(), GpuError> {
         match self.lost.get() {

@@ -53,6 +53,11 @@ impl Buffer {
         Arc::ptr_eq(&self.gpu, &gpu.inner)
     }
 
+    /// Whether its device is known to be lost.
+    pub fn is_lost(&self) -> bool {
+        self.gpu.is_lost()
+    }
+
     /// Returns the whole buffer as values of `T`.
     ///
     /// # Panics

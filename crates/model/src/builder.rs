@@ -47,6 +47,12 @@ pub(crate) struct Builder<'a> {
     adapters: Adapters<'a>,
     /// The classifier of the mean over all tokens, if the model has one.
     pub(crate) classifier: Option<Classifier>,
+    /// Of a drafter, its first layer.
+    pub(crate) first_of_drafter: usize,
+    /// Whether the plan returns what a drafter takes.
+    pub(crate) exports: bool,
+    /// What goes out beside the logits.
+    pub(crate) export: Option<Value>,
 }
 
 impl<'a> Builder<'a> {
@@ -65,6 +71,9 @@ impl<'a> Builder<'a> {
             loader: WeightLoader::new(gguf.clone(), &config.arch_name, faults),
             ropes: Vec::new(),
             classifier: None,
+            first_of_drafter: 0,
+            exports: false,
+            export: None,
         };
         // Old converters wrote these for every family.
         let reason = "it repeats RoPE frequencies that follow from the metadata";
@@ -94,7 +103,10 @@ impl<'a> Builder<'a> {
         self.adapters.finish(self.gguf)?;
         let (weights, skipped) = self.loader.finish()?;
         Ok(Recorded {
-            plan: self.plan.finish(logits),
+            plan: match self.export {
+                Some(export) => self.plan.finish_with(logits, export),
+                None => self.plan.finish(logits),
+            },
             weights,
             skipped,
             classifier: self.classifier,
@@ -212,6 +224,26 @@ impl Builder<'_> {
         n_out: usize,
     ) -> Result<Value, LoadError> {
         self.linear_rows(x, tensor, n_out, 0..n_out)
+    }
+
+    /// Records `[a, b] * {tensor}.weight^T`, the product of two values side by side; as wide as each of them.
+    pub(crate) fn side_by_side(
+        &mut self,
+        parts: [Value; 2],
+        tensor: &str,
+    ) -> Result<Value, LoadError> {
+        let name = format!("{tensor}.weight");
+        let width = parts[0].width();
+        let halves = self.loader.column_halves(&name, width)?;
+        let scale = self.loader.scale_of(tensor)?;
+        let format = self.act_format(&name);
+        let [a, b] = halves.map(|weight| Projection::of(weight, format));
+        let sum = self.plan.matmul(parts[0], a, width);
+        let sum = self.plan.add_matmul(parts[1], b, sum);
+        Ok(match scale {
+            1.0 => sum,
+            scale => self.plan.scale(Factor::Constant(scale), sum),
+        })
     }
 
     /// As `linear`, for some rows of a matrix that holds several projections, of `n_rows` in all.

@@ -14,6 +14,10 @@ pub enum LoadError {
     UnsupportedArchitecture { name: String, supported: String },
     #[error("this {arch} model computes embeddings, not text; load it for embeddings")]
     EmbeddingsOnly { arch: String },
+    #[error("this {arch} file has no layers that predict further tokens ahead")]
+    NoDrafter { arch: String },
+    #[error("the layers of {arch} files that predict further tokens ahead are not supported")]
+    UnknownDrafter { arch: String },
     #[error("this {arch} model uses {feature}, which is not supported")]
     UnsupportedFeature { arch: String, feature: String },
     #[error(

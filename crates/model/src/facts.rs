@@ -5,7 +5,7 @@ use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores, Weighed};
 
 use crate::embedding::{Embedding, EmbeddingFacts, Reads};
 use crate::error::LoadError;
-use crate::keys::{Keys, MAX_DIM, MAX_LAYERS, MAX_ROTATED};
+use crate::keys::{Keys, MAX_DIM, MAX_LAYERS, MAX_ROTATED, Part};
 use crate::recurrent::{Recurrent, set_recurrent};
 use crate::rope::{FrequencyFactors, Rope};
 
@@ -34,7 +34,8 @@ pub struct ModelConfig {
     pub name: Option<String>,
     pub n_embd: usize,
     pub layers: Vec<LayerFacts>,
-    /// Layers of the file after these, which predict further tokens ahead (multi-token prediction). They are left out.
+    /// Layers of the file after these, which predict further tokens ahead (multi-token prediction), of
+    /// [`Model::drafter`](crate::Model::drafter).
     pub n_nextn: usize,
     /// The ways in which layers rotate Q and K; layers refer to them by index.
     pub ropes: Vec<Rope>,
@@ -283,10 +284,12 @@ impl ModelConfig {
         [all_heads, all_kv_heads]: [Vec<usize>; 2],
     ) -> Result<ModelConfig, LoadError> {
         let n_blocks = all_heads.len();
-        let n_nextn = keys.opt_count("nextn_predict_layers", MAX_LAYERS)?;
-        let n_nextn = n_nextn.unwrap_or(0);
+        let mut n_nextn = keys.n_nextn()?;
         if n_nextn >= n_blocks {
             return Err(keys.bad("nextn_predict_layers", n_nextn, "fewer than all layers"));
+        }
+        if keys.part == Part::Drafter {
+            n_nextn = 0;
         }
         let n_embd = keys.size("embedding_length", MAX_DIM)?;
         for (n_heads, n_kv_heads) in all_heads.iter().zip(&all_kv_heads) {
@@ -408,8 +411,12 @@ impl ModelConfig {
 
     /// Returns the layers in the order in which they run.
     pub(crate) fn layers(&self) -> impl Iterator<Item = Layer<'_>> {
-        let layers = self.layers.iter().enumerate();
-        layers.map(|(index, facts)| Layer { index, facts })
+        (0..self.n_layers()).map(|index| self.layer(index))
+    }
+
+    pub(crate) fn layer(&self, index: usize) -> Layer<'_> {
+        let facts = &self.layers[index];
+        Layer { index, facts }
     }
 }
 

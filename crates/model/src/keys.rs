@@ -16,11 +16,28 @@ pub(crate) struct Keys<'a> {
     pub(crate) gguf: &'a Gguf,
     pub(crate) meta: &'a Metadata,
     pub(crate) arch: &'a str,
+    /// Which of the file's layers are read.
+    pub(crate) part: Part,
+}
+
+/// The layers of a file that a plan is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Those that text depends on.
+    Text,
+    /// All: the first of those that predict further tokens ahead is recorded, as a model of its own.
+    Drafter,
 }
 
 impl Keys<'_> {
     pub(crate) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
+    }
+
+    /// Returns the number of layers that predict further tokens ahead.
+    pub(crate) fn n_nextn(&self) -> Result<usize, LoadError> {
+        let n = self.opt_count("nextn_predict_layers", MAX_LAYERS)?;
+        Ok(n.unwrap_or(0))
     }
 
     pub(crate) fn bad(

@@ -40,8 +40,8 @@ pub use rope::{FrequencyFactors, Rope, RopeScaling};
 pub use weights::SkippedTensor;
 
 use builder::Builder;
-use keys::Keys;
-use registry::Family;
+use keys::{Keys, Part};
+use registry::{Family, RecordPlan};
 use weights::Faults;
 
 /// Everything a backend needs to run a model.
@@ -80,8 +80,9 @@ impl Model {
         gguf: Arc<Gguf>,
         adapters: &[Adapter],
     ) -> Result<Model, LoadError> {
-        let (family, mut config) = read(purpose, &gguf)?;
+        let (family, mut config) = read(purpose, Part::Text, &gguf)?;
         let mut builder = Builder::new(&config, &gguf, adapters, Faults::Refuse)?;
+        builder.exports = config.embedding.is_none() && drafter_of(family, &config).is_ok();
         let logits = (family.record)(&mut builder)?;
         let recorded = builder.finish(logits)?;
         if let Some(embedding) = &mut config.embedding {
@@ -95,10 +96,35 @@ impl Model {
         })
     }
 
+    /// Returns the model's own drafter: the first layer of its file that predicts further tokens ahead (multi-token prediction),
+    /// as a model beside it. It imports what the model's plan exports. Reads no weights, except those of one matrix.
+    ///
+    /// # Errors
+    /// [`LoadError::NoDrafter`] if the file has no such layer, [`LoadError::UnknownDrafter`] if it is not known how those of the
+    /// architecture work; others as [`Model::load`].
+    pub fn drafter(&self) -> Result<Model, LoadError> {
+        let gguf = self.weights.gguf();
+        let (family, config) = read(Purpose::Text, Part::Drafter, gguf)?;
+        let record = drafter_of(family, &self.config)?;
+        let mut builder = Builder::new(&config, gguf, &[], Faults::Refuse)?;
+        builder.first_of_drafter = self.config.n_layers();
+        builder.exports = true;
+        let logits = record(&mut builder)?;
+        let reason = "it belongs to the model";
+        builder.loader.skip(reason, |_| true);
+        let recorded = builder.finish(logits)?;
+        Ok(Model {
+            config,
+            weights: Arc::new(recorded.weights),
+            plan: fuse_adds(recorded.plan),
+            skipped: Vec::new(),
+        })
+    }
+
     /// Returns every reason for which [`Model::load_for`] refuses the file; none if it loads for text or embeddings. Of
     /// metadata, the first reason only: what follows from it is not known.
     pub fn refusals(gguf: &Arc<Gguf>) -> Vec<LoadError> {
-        let (family, config) = match read(Purpose::Either, gguf) {
+        let (family, config) = match read(Purpose::Either, Part::Text, gguf) {
             Ok(read) => read,
             Err(error) => return vec![error],
         };
@@ -116,13 +142,33 @@ impl Model {
     }
 }
 
+/// Returns how the drafter in a file is recorded.
+fn drafter_of(family: &Family, config: &ModelConfig) -> Result<RecordPlan, LoadError> {
+    let arch = || config.arch_name.clone();
+    match family.drafter {
+        Some(record) if config.n_nextn > 0 => Ok(record),
+        Some(_) => Err(LoadError::NoDrafter { arch: arch() }),
+        None if config.n_nextn == 0 => Err(LoadError::NoDrafter { arch: arch() }),
+        None => Err(LoadError::UnknownDrafter { arch: arch() }),
+    }
+}
+
 /// Reads the metadata of a model, and finds its architecture.
-fn read(purpose: Purpose, gguf: &Gguf) -> Result<(&'static Family, ModelConfig), LoadError> {
+fn read(
+    purpose: Purpose,
+    part: Part,
+    gguf: &Gguf,
+) -> Result<(&'static Family, ModelConfig), LoadError> {
     lora::refuse_adapter(gguf)?;
     let meta = gguf.metadata();
     let arch = meta.str("general.architecture")?;
     let family = registry::family(arch)?;
-    let keys = Keys { gguf, meta, arch };
+    let keys = Keys {
+        gguf,
+        meta,
+        arch,
+        part,
+    };
     let mut config = (family.facts)(&keys, &family.key_facts)?;
     config.check_ropes(&keys)?;
     let facts = &family.key_facts.embedding;

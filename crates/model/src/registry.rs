@@ -24,12 +24,14 @@ pub(crate) struct Family {
     pub(crate) key_facts: KeyFacts,
     pub(crate) facts: ReadFacts,
     pub(crate) record: RecordPlan,
+    /// Records the layer that predicts further tokens ahead, where that is known. `record` then can return what it takes.
+    pub(crate) drafter: Option<RecordPlan>,
 }
 
 /// Reads the metadata.
 type ReadFacts = fn(&Keys<'_>, &KeyFacts) -> Result<ModelConfig, LoadError>;
 /// Records the plan; returns the logits.
-type RecordPlan = fn(&mut Builder<'_>) -> Result<Value, LoadError>;
+pub(crate) type RecordPlan = fn(&mut Builder<'_>) -> Result<Value, LoadError>;
 
 const fn row(
     name: &'static str,
@@ -47,6 +49,7 @@ const fn row(
         },
         facts,
         record,
+        drafter: None,
     }
 }
 
@@ -54,6 +57,11 @@ impl Family {
     /// Sets what the architecture says about embeddings.
     const fn with(mut self, embedding: EmbeddingFacts) -> Family {
         self.key_facts.embedding = embedding;
+        self
+    }
+
+    const fn with_drafter(mut self, record: RecordPlan) -> Family {
+        self.drafter = Some(record);
         self
     }
 }
@@ -127,9 +135,9 @@ static FAMILIES: &[Family] = &[
     row("pangu-embedded", (Neox, Factors::IfPresent), HeadNorm::IfPresent, (qwen::dense, llama::record)),
     row("lfm2", (Neox, Factors::LongRope), HeadNorm::Each, (lfm2::dense, lfm2::record)),
     row("lfm2moe", (Neox, Factors::LongRope), HeadNorm::Each, (lfm2::mixture, lfm2::record)),
-    row("qwen35", (Neox, Factors::LongRope), HeadNorm::Each, (qwen35::dense, seed_oss::record)),
-    row("qwen35moe", (Neox, Factors::LongRope), HeadNorm::Each, (qwen35::mixture, seed_oss::record)),
-    row("qwen3next", (Neox, Factors::LongRope), HeadNorm::Each, (qwen35::next, seed_oss::record)),
+    row("qwen35", (Neox, Factors::LongRope), HeadNorm::Each, (qwen35::dense, seed_oss::record)).with_drafter(qwen35::record_drafter),
+    row("qwen35moe", (Neox, Factors::LongRope), HeadNorm::Each, (qwen35::mixture, seed_oss::record)).with_drafter(qwen35::record_drafter),
+    row("qwen3next", (Neox, Factors::LongRope), HeadNorm::Each, (qwen35::next, seed_oss::record)).with_drafter(qwen35::record_drafter),
     row("mamba2", (Norm, Factors::Never), HeadNorm::IfPresent, (mamba2::facts, mamba2::record)),
     row("granitehybrid", (Norm, Factors::IfPresent), HeadNorm::IfPresent, (mamba2::granite, granite::record)),
     row("falcon-h1", (Neox, Factors::Never), HeadNorm::IfPresent, (mamba2::falcon, mamba2::record_falcon)),

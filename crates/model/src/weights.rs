@@ -94,6 +94,35 @@ impl<'a> WeightLoader<'a> {
         self.rows_of(name, &[n_in, n_out], rows)
     }
 
+    /// Returns the left and the right half of each row of the matrix `name`, `[width, 2 * width]`.
+    pub(crate) fn column_halves(
+        &mut self,
+        name: &str,
+        width: usize,
+    ) -> Result<[WeightId; 2], LoadError> {
+        let Some(tensor) = self.checked(name, &[2 * width, width])? else {
+            return Ok([self.stand_in(), self.stand_in()]);
+        };
+        let gguf = Arc::clone(&self.gguf);
+        let info = &gguf.tensors()[tensor];
+        let ty = info.ty;
+        let Some(half) = ty.row_bytes(width) else {
+            let arch = self.arch.to_string();
+            let feature = format!(
+                "halves of the rows of `{name}`, which are not whole blocks of {}",
+                ty.name()
+            );
+            self.faults
+                .note(LoadError::UnsupportedFeature { arch, feature })?;
+            return Ok([self.stand_in(), self.stand_in()]);
+        };
+        let rows = gguf.tensor_data(info).chunks_exact(2 * half);
+        let of_half = |from: usize| rows.clone().flat_map(move |row| &row[from..from + half]);
+        let halves = [0, half].map(|from| of_half(from).copied().collect());
+        let n_in = width;
+        Ok(halves.map(|data| self.push(WeightEntry::Owned { ty, n_in, data })))
+    }
+
     /// Returns the matrices `name` of `n_experts` experts, stacked: `[n_experts, n_out, n_in]`.
     pub(crate) fn experts(
         &mut self,

@@ -137,6 +137,10 @@ pub struct Batch {
     pub slots: Vec<u32>,
     pub seqs: Vec<BatchSeq>,
     pub logits: Vec<LogitsRow>,
+    /// What the plan's [`Op::Import`](crate::Op::Import) takes, `[n_tokens, width]`; empty if it has none.
+    pub imports: Vec<f32>,
+    /// Whether to return what the plan's [`Op::Export`](crate::Op::Export) reads, if it has one.
+    pub exports: bool,
 }
 
 /// A token and the natural logarithm of its probability.
@@ -175,4 +179,6 @@ pub enum RowOutput {
 pub struct StepOutput {
     pub step: u64,
     pub rows: Vec<RowOutput>,
+    /// `[n_tokens, width]` if [`Batch::exports`] asks for it and the plan has any; else empty.
+    pub exports: Vec<f32>,
 }

@@ -332,6 +332,7 @@ impl PlanCost<'_> {
             Op::SelectRows { out, .. } | Op::CopyPart { out, .. } => {
                 self.elementwise(&[out, out], 0, shape)
             }
+            Op::Import { out: x } | Op::Export { x } => self.elementwise(&[x], 0, shape),
             Op::CausalConv {
                 state,
                 weight,

@@ -336,6 +336,11 @@ pub enum Op {
         x: BufferId,
         out: BufferId,
     },
+    /// `out` is what comes with the batch: [`Batch::imports`](crate::Batch::imports). The first operation of a plan.
+    Import { out: BufferId },
+    /// `x`, which has a row for each token, goes out beside the logits: [`StepOutput::exports`](crate::StepOutput::exports). The
+    /// last operation of a plan.
+    Export { x: BufferId },
     /// Linear attention with a state `S` `[k_dim, v_dim]` for each head: `S <- e^decay S + k d^T; out = S^T q`, where `d` is
     /// `beta (v - e^decay S^T k)` or `beta v`, by `rule`. `decay` says which values of `S` have the same factor.
     LinearAttention {
@@ -384,6 +389,8 @@ impl Op {
             Op::CopyPart { .. } => "copy_part",
             Op::CausalConv { .. } => "causal_conv",
             Op::LinearAttention { .. } => "linear_attention",
+            Op::Import { .. } => "import",
+            Op::Export { .. } => "export",
         }
     }
 
@@ -391,6 +398,7 @@ impl Op {
     pub fn reads(&self) -> Vec<BufferId> {
         match *self {
             Op::Embed { .. }
+            | Op::Import { .. }
             | Op::ExpertMatMul { .. }
             | Op::HeadMatMul { .. }
             | Op::MatMuls { .. }
@@ -414,7 +422,8 @@ impl Op {
             | Op::SoftCap { x, .. }
             | Op::SelectRows { x, .. }
             | Op::CopyPart { x, .. }
-            | Op::CausalConv { x, .. } => vec![x],
+            | Op::CausalConv { x, .. }
+            | Op::Export { x } => vec![x],
             Op::LinearAttention { inputs, .. } => inputs.into_array().to_vec(),
             Op::MatMul { mode, out, .. } => match mode {
                 OutMode::Add => vec![out],
@@ -576,6 +585,7 @@ impl Op {
     pub fn writes(&self) -> Vec<BufferId> {
         match *self {
             Op::Embed { out, .. }
+            | Op::Import { out }
             | Op::AddPositions { out, .. }
             | Op::RmsNorm { out, .. }
             | Op::LayerNorm { out, .. }
@@ -606,7 +616,8 @@ impl Op {
             | Op::QuantizeExperts { .. }
             | Op::QuantizeHeads { .. }
             | Op::Route { .. }
-            | Op::KvAppend { .. } => vec![],
+            | Op::KvAppend { .. }
+            | Op::Export { .. } => vec![],
         }
     }
 }
@@ -639,6 +650,22 @@ impl Plan {
         }
         let rows = |out: &BufferId| self.buffers[out.0 as usize].rows;
         op.writes().first().map(rows) == Some(RowCount::Logits)
+    }
+
+    /// Returns the buffer for what comes with a batch.
+    pub fn import(&self) -> Option<BufferId> {
+        match self.ops.first() {
+            Some(Op::Import { out }) => Some(*out),
+            _ => None,
+        }
+    }
+
+    /// Returns the buffer that goes out beside the logits.
+    pub fn export(&self) -> Option<BufferId> {
+        match self.ops.last() {
+            Some(Op::Export { x }) => Some(*x),
+            _ => None,
+        }
     }
 
     /// Returns whether tokens see those after them, so that each sequence must be computed whole, in one step.

@@ -8,6 +8,7 @@ impl Op {
     pub(crate) fn buffers_mut(&mut self) -> Vec<&mut BufferId> {
         match self {
             Op::Embed { out, .. }
+            | Op::Import { out }
             | Op::AddPositions { out, .. }
             | Op::MatMul { out, .. }
             | Op::GatedMatMul { out, .. }
@@ -25,7 +26,8 @@ impl Op {
             | Op::Rope { x, .. }
             | Op::Sparsify { x, .. }
             | Op::Scale { x, .. }
-            | Op::SoftCap { x, .. } => vec![x],
+            | Op::SoftCap { x, .. }
+            | Op::Export { x } => vec![x],
             Op::RmsNorm { x, out, .. }
             | Op::LayerNorm { x, out, .. }
             | Op::CombineExperts { x, out, .. }

@@ -242,6 +242,17 @@ impl Recorder {
         out
     }
 
+    /// Records rows of `width` values that come with the batch, one for each token.
+    ///
+    /// # Panics
+    /// If it is not the first operation: devices may have the values before they begin.
+    pub fn import(&mut self, width: usize) -> Value {
+        assert!(self.ops.is_empty(), "imports come first");
+        let out = self.new_value(RowCount::Tokens, width);
+        self.push(Op::Import { out: out.id });
+        out
+    }
+
     /// Adds the rows of `table` for the tokens' positions to `x`.
     pub fn add_positions(&mut self, table: WeightId, x: Value) -> Value {
         let out = self.at(x);
@@ -699,6 +710,15 @@ impl Recorder {
             out: out.id,
         });
         out
+    }
+
+    /// Returns the plan, with `export` beside the logits. Values of equal shape that do not live at the same time share a
+    /// buffer.
+    pub fn finish_with(mut self, logits: Value, export: Value) -> Plan {
+        self.add_pending();
+        let x = self.at(export);
+        self.push(Op::Export { x });
+        self.finish(logits)
     }
 
     /// Returns the plan. Values of equal shape that do not live at the same time share a buffer.

@@ -80,6 +80,11 @@ impl Weights {
         Weights { gguf, entries }
     }
 
+    /// Returns the file.
+    pub fn gguf(&self) -> &Arc<Gguf> {
+        &self.gguf
+    }
+
     /// Returns the matrix `[n_out, n_in]`.
     pub fn matrix(&self, id: WeightId) -> Weight<'_> {
         let (tensor, first_row, n_rows) = match &self.entries[id.0 as usize] {

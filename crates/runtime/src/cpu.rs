@@ -177,6 +177,15 @@ impl CpuBackend {
         StepOutput {
             step: batch.step,
             rows,
+            exports: self.exports(batch),
+        }
+    }
+
+    /// Returns what a step exports, if it does.
+    pub(crate) fn exports(&self, batch: &Batch) -> Vec<f32> {
+        match self.plan.export().filter(|_| batch.exports) {
+            Some(id) => self.buffer(id).to_vec(),
+            None => Vec::new(),
         }
     }
 

@@ -217,6 +217,7 @@ impl GpuBackend {
         choices: &Choices,
     ) -> Result<(QueuedStep, Option<TimedStep>), GpuError> {
         let queued = self.write_step(batch, choices)?;
+        self.import_batch(batch, &queued)?;
         let mut observer = self.observer.take();
         let observation = match &mut observer {
             Some(observer) => Observation::Values(observer.as_mut(), 0),
@@ -226,6 +227,7 @@ impl GpuBackend {
         let times = self.queue_segment(0, &queued, batch, observation);
         self.observer = observer;
         let times = times?;
+        self.queue_batch_export(batch, &queued)?;
         if queued.shape.choosing == Choosing::InStep {
             self.record_end(&queued)?;
         }
@@ -267,6 +269,7 @@ impl GpuBackend {
                 Ok(StepOutput {
                     step: step.batch.step,
                     rows,
+                    exports: self.batch_export(&step.batch),
                 })
             });
             (step.reply)(result);
@@ -392,8 +395,8 @@ impl OpData for Launcher<'_> {
 
 impl Backend for GpuBackend {
     fn submit(&mut self, batch: Batch, reply: Reply) {
-        let needs_logits = |step: &InFlight| !step.host_rows.is_empty();
-        while self.in_flight.len() == N_SLOTS || self.in_flight.back().is_some_and(needs_logits) {
+        let is_read = |step: &InFlight| !step.host_rows.is_empty() || step.batch.exports;
+        while self.in_flight.len() == N_SLOTS || self.in_flight.back().is_some_and(is_read) {
             self.finish_oldest();
         }
         let choices = Choices::of(&batch);

@@ -152,6 +152,8 @@ impl HybridBackend {
         Ok(StepOutput {
             step: batch.step,
             rows,
+            // One of them has it.
+            exports: [self.gpu.batch_export(batch), self.cpu.exports(batch)].concat(),
         })
     }
 
@@ -167,6 +169,7 @@ impl HybridBackend {
             Side::Cpu => Choices::default(),
         };
         let queued = self.gpu.write_step(batch, &choices)?;
+        self.gpu.import_batch(batch, &queued)?;
         let step = self.cpu.begin(batch);
         if let Some(timing) = timing {
             timing.watch.lap(StepPart::Begin);
@@ -187,6 +190,7 @@ impl HybridBackend {
                 }
             }
         }
+        self.gpu.queue_batch_export(batch, &queued)?;
         if choices.choosing() == Choosing::AfterMasks {
             let rows = &choices.masked_rows;
             self.gpu.queue_choice(&queued, batch, rows)?;

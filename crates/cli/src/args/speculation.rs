@@ -6,11 +6,14 @@ use std::str::FromStr;
 use clap::Args;
 use rocmforge_engine::speculate::MAX_DRAFT;
 
+/// The most tokens of a draft by layers that predict further tokens ahead: a model with states keeps one for each.
+const MTP_DRAFT: usize = 3;
+
 /// Drafts of the next tokens.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Device")]
 pub struct SpeculationArgs {
-    /// Draft tokens and check them in one step: auto, off, ngram or draft:FILE (a smaller model); ,n=K: at most K
+    /// Draft tokens and check them in one step: auto, off, ngram, mtp or draft:FILE (a smaller model); ,n=K: at most K
     #[arg(
         long,
         value_name = "HOW",
@@ -31,9 +34,13 @@ pub struct Speculation {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum DraftBy {
+    /// The layers of the model's file that predict further tokens ahead, if it has any.
     #[default]
+    Auto,
     Nothing,
     Ngram,
+    /// These layers.
+    Mtp,
     /// The model in this file.
     Model(PathBuf),
 }
@@ -42,28 +49,30 @@ impl FromStr for Speculation {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Speculation, String> {
-        let (how, n_most) = match text.rsplit_once(",n=") {
-            None => (text, MAX_DRAFT),
+        let (how, stated) = match text.rsplit_once(",n=") {
+            None => (text, None),
             Some((how, n)) => match n.parse() {
-                Ok(n @ 1..=MAX_DRAFT) => (how, n),
+                Ok(n @ 1..=MAX_DRAFT) => (how, Some(n)),
                 _ => return Err(format!("n={n}: use a number from 1 to {MAX_DRAFT}")),
             },
         };
         let by = match (how, how.strip_prefix("draft:")) {
-            ("auto" | "off", _) => DraftBy::Nothing,
+            ("auto", _) => DraftBy::Auto,
+            ("off", _) => DraftBy::Nothing,
             ("ngram", _) => DraftBy::Ngram,
-            ("mtp", _) => {
-                return Err(
-                    "the prediction layers of a file are loaded, but cannot draft yet; use ngram or draft:FILE".into(),
-                );
-            }
+            ("mtp", _) => DraftBy::Mtp,
             (_, Some(file)) if !file.is_empty() => DraftBy::Model(file.into()),
             _ => {
                 return Err(
-                    "use auto, off, ngram or draft:FILE, and ,n=K for at most K tokens".into(),
+                    "use auto, off, ngram, mtp or draft:FILE, and ,n=K for at most K tokens".into(),
                 );
             }
         };
+        let usual = match by {
+            DraftBy::Auto | DraftBy::Mtp => MTP_DRAFT,
+            _ => MAX_DRAFT,
+        };
+        let n_most = stated.unwrap_or(usual);
         Ok(Speculation { by, n_most })
     }
 }
@@ -76,10 +85,11 @@ mod tests {
     fn reads_how_to_draft() {
         let read = |text: &str| text.parse::<Speculation>();
         let by = |by, n_most| Ok(Speculation { by, n_most });
-        assert_eq!(read("auto"), by(DraftBy::Nothing, MAX_DRAFT));
+        assert_eq!(read("auto"), by(DraftBy::Auto, MTP_DRAFT));
         assert_eq!(read("off"), by(DraftBy::Nothing, MAX_DRAFT));
         assert_eq!(read("ngram"), by(DraftBy::Ngram, MAX_DRAFT));
         assert_eq!(read("ngram,n=3"), by(DraftBy::Ngram, 3));
+        assert_eq!(read("mtp,n=2"), by(DraftBy::Mtp, 2));
         let small = || DraftBy::Model("a,b.gguf".into());
         assert_eq!(read("draft:a,b.gguf"), by(small(), MAX_DRAFT));
         assert_eq!(read("draft:a,b.gguf,n=5"), by(small(), 5));
@@ -89,7 +99,6 @@ mod tests {
             ("ngram,n=x", "n=x"),
             ("draft:", "draft:FILE"),
             ("n-gram", "use auto, off, ngram"),
-            ("mtp", "cannot draft yet"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

@@ -107,7 +107,7 @@ impl Bench {
             n_threads: Some(tests[0].n_threads),
             ..resolve::cache_config(cache, Some(depth + after))
         };
-        let config = speculation::with_drafts(config.on(device.clone()), speculation);
+        let config = speculation::with_drafts(config.on(device.clone()), speculation, model);
         let Started {
             started: requests,
             config,

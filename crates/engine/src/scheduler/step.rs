@@ -1,5 +1,7 @@
 //! Builds the batch of a step and remembers what its output rows are for.
 
+use std::ops::Range;
+
 use super::pace::Load;
 use crate::kv_cache::{BlockPool, Rows};
 use crate::progress::RequestState;
@@ -14,6 +16,8 @@ use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
 pub(crate) struct StepRecord {
     /// The sequences of the step.
     pub(crate) members: Vec<Member>,
+    /// Of each of them, the index of its first token and its rows.
+    pub(crate) computed: Vec<(usize, Range<usize>)>,
     /// The purpose of each output row.
     pub(crate) rows: Vec<RowRecord>,
     /// Sequences without generated tokens, whose prompt ends in this step.
@@ -197,6 +201,8 @@ impl Step {
                 .push(sequence.table.slot(pool.page(), position));
             self.prompt_output(member, sequence, index, row);
         }
+        let rows = first_row..self.batch.tokens.len();
+        self.record.computed.push((first, rows));
         let keeps = self.limits.prefix_sharing == PrefixSharing::On;
         let page = pool.page();
         self.batch.seqs.push(BatchSeq {

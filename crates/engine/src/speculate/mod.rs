@@ -5,6 +5,7 @@
 //! it is what would have been sampled. How many tokens are drafted is learned (`length`).
 
 mod gain;
+mod hidden;
 mod length;
 mod model;
 mod ngram;
@@ -16,7 +17,7 @@ use rocmforge_runtime::RuntimeError;
 
 use crate::masks::Masks;
 use crate::request::RequestId;
-use crate::scheduler::{Load, Scheduler};
+use crate::scheduler::{Load, Scheduler, StepRecord};
 use crate::sequences::Slot;
 use gain::Gain;
 pub(crate) use length::Acceptance;
@@ -100,6 +101,15 @@ pub trait Drafter: Send {
         usize::MAX
     }
 
+    /// Whether it takes the hidden values that the model exports: [`Drafter::computed`].
+    fn takes_hidden(&self) -> bool {
+        false
+    }
+
+    /// Takes the hidden values of tokens of a sequence, from index `first` on: `[n_tokens, width]`. The last of them may be of
+    /// drafted tokens, and wrong.
+    fn computed(&mut self, _request: RequestId, _first: usize, _hidden: &[f32]) {}
+
     /// Drafts for each sequence. Tokens that are out of the vocabulary are not allowed.
     ///
     /// # Errors
@@ -123,8 +133,8 @@ pub(crate) struct Speculator {
     has_read: bool,
     /// Results so far.
     n_results: u32,
-    /// The sequences that drafted and have not ended.
-    drafting: Vec<RequestId>,
+    /// The sequences that the drafter knows and that have not ended, and whether it has drafted for them.
+    known: Vec<(RequestId, bool)>,
     /// Why the drafter is not used any more.
     failure: Option<String>,
 }
@@ -140,7 +150,7 @@ impl Speculator {
             draft_time: Duration::ZERO,
             has_read: false,
             n_results: 0,
-            drafting: Vec::new(),
+            known: Vec::new(),
             failure: None,
         }
     }
@@ -161,6 +171,28 @@ impl Speculator {
             draft_time,
             is_plain: overlaps && draft_time == Duration::ZERO,
             has_read: std::mem::take(&mut self.has_read),
+        }
+    }
+
+    /// Whether the drafter takes hidden values of a step of these sequences.
+    pub(crate) fn takes_hidden(&self, record: &StepRecord) -> bool {
+        let has_room = record.members.len() <= self.drafter.most_sequences();
+        self.drafter.takes_hidden() && self.failure.is_none() && has_room
+    }
+
+    /// Hands hidden values to the drafter, `[n_tokens, width]` of the step's tokens; none if it did not ask for them.
+    pub(crate) fn computed(&mut self, record: &StepRecord, hidden: &[f32]) {
+        let n_rows = record.computed.last().map_or(0, |(_, rows)| rows.end);
+        if hidden.is_empty() || n_rows == 0 {
+            return;
+        }
+        let width = hidden.len() / n_rows;
+        for (member, (first, rows)) in record.members.iter().zip(&record.computed) {
+            if !self.known.iter().any(|(known, _)| *known == member.id) {
+                self.known.push((member.id, false));
+            }
+            let of_member = &hidden[rows.start * width..rows.end * width];
+            self.drafter.computed(member.id, *first, of_member);
         }
     }
 
@@ -198,7 +230,7 @@ impl Speculator {
     /// tokens after which sequences will draft. Then all sequences go on together.
     pub(crate) fn prepare(&mut self, scheduler: &mut Scheduler, masks: &mut Masks) -> bool {
         let drafter = &mut self.drafter;
-        self.drafting.retain(|&request| {
+        self.known.retain(|&(request, _)| {
             let lives = scheduler.find(request).is_some();
             if !lives {
                 drafter.end(request);
@@ -315,9 +347,16 @@ impl Speculator {
         let mut are_known = true;
         for &(slot, n) in offers {
             let sequence = scheduler.sequence(slot);
-            if !self.drafting.contains(&sequence.id) {
-                self.drafting.push(sequence.id);
-                are_known = false;
+            let known = self
+                .known
+                .iter_mut()
+                .find(|(known, _)| *known == sequence.id);
+            match known {
+                Some((_, has_drafted)) => are_known &= std::mem::replace(has_drafted, true),
+                None => {
+                    self.known.push((sequence.id, true));
+                    are_known = false;
+                }
             }
             // A pending token is drafted first.
             let n_pending = sequence.len() - sequence.tokens.len();

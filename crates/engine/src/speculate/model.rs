@@ -1,5 +1,6 @@
-//! Drafts from a smaller model of the same vocabulary. It computes the tokens of each sequence in a cache of its own, and
-//! then one drafted token after the other; wrong ones are overwritten by the next draft.
+//! Drafts from a model beside the one that checks them: a smaller one of the same vocabulary, or the layers of the model's own
+//! file that predict further tokens ahead (multi-token prediction). It computes the tokens of each sequence in a cache of its
+//! own, and then one drafted token after the other; wrong ones are overwritten by the next draft.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,11 +11,12 @@ use rocmforge_plan::{
 };
 use rocmforge_runtime::{Executor, Limits, RuntimeError, Started};
 
+use super::hidden::Hidden;
 use super::{Drafter, Trust, Wanted};
 use crate::kv_cache::{BlockPool, BlockTable};
 use crate::request::RequestId;
 
-/// A draft ends before a token that the model finds less likely than this.
+/// A draft usually ends before a token that the model finds less likely than this.
 const LEAST_PROBABILITY: f32 = 0.2;
 /// The most tokens of a step.
 const MAX_TOKENS: usize = 256;
@@ -32,14 +34,34 @@ pub struct ModelDrafter {
     n_vocab: usize,
     greedy: Arc<SamplingParams>,
     next_step: u64,
+    /// Values of a row of hidden values, if the model takes those of the checking model.
+    hidden_width: Option<usize>,
+    /// A draft ends before a less likely token.
+    least: f32,
 }
 
 /// What the cache holds of a sequence.
 #[derive(Default)]
 struct Cache {
     table: BlockTable,
+    /// The first token, by its index in the sequence, that is computed here.
+    start: usize,
     /// The tokens that are computed; the last ones may be of a draft.
     tokens: Vec<TokenId>,
+    /// Of the tokens before those.
+    hidden: Hidden,
+}
+
+impl Cache {
+    /// Forgets all tokens, and begins with the one at `start`.
+    fn restart(&mut self, pool: &mut BlockPool, start: usize) {
+        self.table.release(pool);
+        *self = Cache {
+            start,
+            hidden: std::mem::take(&mut self.hidden),
+            ..Cache::default()
+        };
+    }
 }
 
 /// A draft in progress.
@@ -49,6 +71,8 @@ struct Run {
     request: RequestId,
     /// Whether its last token was unlikely.
     is_over: bool,
+    /// The hidden values of the last token, which the model made itself.
+    hidden: Vec<f32>,
 }
 
 impl ModelDrafter {
@@ -72,19 +96,55 @@ impl ModelDrafter {
             n_vocab,
             greedy: Arc::new(SamplingParams::greedy()),
             next_step: 0,
+            hidden_width: None,
+            least: LEAST_PROBABILITY,
         }
     }
 
-    /// Prepares the cache for a draft. Returns `false` if there is no room.
+    /// Ends drafts before a token that the model finds less likely than `least`.
+    #[must_use]
+    pub fn with_least(self, least: f32) -> ModelDrafter {
+        ModelDrafter { least, ..self }
+    }
+
+    /// Drafts with the started layers of the checking model's file that predict further tokens ahead. They take its hidden values
+    /// of `hidden_width` numbers: that model's plan must export them.
+    ///
+    /// # Panics
+    /// As [`ModelDrafter::new`].
+    pub fn of_hidden(
+        started: Started,
+        page: usize,
+        n_vocab: usize,
+        hidden_width: usize,
+    ) -> ModelDrafter {
+        ModelDrafter {
+            hidden_width: Some(hidden_width),
+            ..ModelDrafter::new(started, page, n_vocab, n_vocab)
+        }
+    }
+
+    /// Prepares the cache for a draft. Returns `false` if that is not possible: there is no room, or hidden values are missing.
     fn begin(&mut self, one: &Wanted<'_>) -> bool {
-        let n_tokens = one.tokens.len() + one.n_most;
         let cache = self.caches.entry(one.request).or_default();
-        let same = cache.tokens.iter().zip(one.tokens);
+        let Some(known) = one
+            .tokens
+            .get(cache.start..)
+            .filter(|known| !known.is_empty())
+        else {
+            return false;
+        };
+        let same = cache.tokens.iter().zip(known);
         let n_same = same.take_while(|(a, b)| a == b).count();
         // What follows the last token is not kept.
-        cache.tokens.truncate(n_same.min(one.tokens.len() - 1));
+        cache.tokens.truncate(n_same.min(known.len() - 1));
+        let needed = cache.start + cache.tokens.len()..one.tokens.len();
+        if self.hidden_width.is_some() && !cache.hidden.has_before(needed) {
+            return false;
+        }
         let is_known = |id: &TokenId| (*id as usize) < self.own_vocab;
-        let are_known = one.tokens[cache.tokens.len()..].iter().all(is_known);
+        let are_known = known[cache.tokens.len()..].iter().all(is_known);
+        let n_tokens = known.len() + one.n_most;
         are_known && n_tokens <= self.limits.n_ctx && cache.table.reserve(&mut self.pool, n_tokens)
     }
 
@@ -93,10 +153,11 @@ impl ModelDrafter {
     fn step(
         &mut self,
         wanted: &[Wanted<'_>],
-        runs: &[Run],
+        runs: &mut [Run],
     ) -> Result<Vec<(usize, RowOutput)>, RuntimeError> {
         let mut batch = Batch {
             step: self.next_step,
+            exports: self.hidden_width.is_some(),
             ..Batch::default()
         };
         self.next_step += 1;
@@ -109,10 +170,18 @@ impl ModelDrafter {
             }
             let cache = self.caches.get_mut(&run.request).expect("it was begun");
             let first_pos = cache.tokens.len();
+            let first = cache.start + first_pos;
             let known = one.tokens.iter().chain(&one.draft);
-            let tokens: Vec<TokenId> = known.skip(first_pos).take(n_left).copied().collect();
+            let tokens: Vec<TokenId> = known.skip(first).take(n_left).copied().collect();
             let first_row = batch.tokens.len();
             for (i, &token) in tokens.iter().enumerate() {
+                if self.hidden_width.is_some() {
+                    let hidden = match first + i < one.tokens.len() {
+                        true => cache.hidden.before(first + i),
+                        false => &run.hidden,
+                    };
+                    batch.imports.extend(hidden);
+                }
                 batch.tokens.push(InputToken::Id(token));
                 batch.positions.push((first_pos + i) as u32);
                 let slot = cache.table.slot(self.pool.page(), first_pos + i);
@@ -126,7 +195,7 @@ impl ModelDrafter {
                 state: None,
             });
             cache.tokens.extend(tokens);
-            if cache.tokens.len() == one.tokens.len() + one.draft.len() {
+            if cache.start + cache.tokens.len() == one.tokens.len() + one.draft.len() {
                 sampled.push(index);
                 batch.logits.push(LogitsRow {
                     row: batch.tokens.len() - 1,
@@ -134,7 +203,13 @@ impl ModelDrafter {
                 });
             }
         }
+        let last_rows: Vec<usize> = batch.logits.iter().map(|wanted| wanted.row).collect();
         let output = self.executor.submit(batch).wait()?;
+        if let Some(width) = self.hidden_width {
+            for (&index, row) in sampled.iter().zip(last_rows) {
+                runs[index].hidden = output.exports[row * width..(row + 1) * width].to_vec();
+            }
+        }
         Ok(sampled.into_iter().zip(output.rows).collect())
     }
 
@@ -153,7 +228,10 @@ impl ModelDrafter {
 
 impl Drafter for ModelDrafter {
     fn name(&self) -> &'static str {
-        "draft"
+        match self.hidden_width {
+            Some(_) => "mtp",
+            None => "draft",
+        }
     }
 
     fn needs_all(&self) -> bool {
@@ -172,12 +250,13 @@ impl Drafter for ModelDrafter {
                     at,
                     request: one.request,
                     is_over: false,
+                    hidden: Vec::new(),
                 });
             }
         }
         let mut is_first = true;
         while runs.iter().any(|run| !run.is_over) {
-            let outputs = self.step(wanted, &runs)?;
+            let outputs = self.step(wanted, &mut runs)?;
             // The batch does not wait for a long text; it is read on at the next call.
             if std::mem::take(&mut is_first) {
                 for (index, run) in runs.iter_mut().enumerate() {
@@ -205,14 +284,40 @@ impl Drafter for ModelDrafter {
                 }
                 let is_known = (sampled.id as usize) < self.n_vocab;
                 // Also if it is not a number.
-                run.is_over = !(is_known && probability >= LEAST_PROBABILITY);
+                run.is_over = !(is_known && probability >= self.least);
                 if !run.is_over {
                     one.draft.push(sampled.id);
                     run.is_over = one.draft.len() >= one.n_most;
                 }
             }
         }
+        if self.hidden_width.is_some() {
+            for one in wanted.iter() {
+                let cache = self.caches.get_mut(&one.request).expect("it was begun");
+                // Drafted tokens are computed again, from the hidden values of the checking model.
+                let n_known = one.tokens.len().saturating_sub(cache.start);
+                cache.tokens.truncate(n_known);
+                cache.hidden.drop_before(cache.start + cache.tokens.len());
+            }
+        }
         Ok(())
+    }
+
+    fn takes_hidden(&self) -> bool {
+        self.hidden_width.is_some()
+    }
+
+    fn computed(&mut self, request: RequestId, first: usize, hidden: &[f32]) {
+        let Some(width) = self.hidden_width else {
+            return;
+        };
+        let cache = self.caches.entry(request).or_default();
+        cache.hidden.add(width, first, hidden);
+        // What is computed next takes the hidden values before it.
+        let next = cache.start + cache.tokens.len();
+        if !cache.hidden.has_before(next..next + 1) {
+            cache.restart(&mut self.pool, cache.hidden.first() + 1);
+        }
     }
 
     fn end(&mut self, request: RequestId) {

@@ -18,6 +18,7 @@ mod invariance;
 mod lora;
 mod lora_gpu;
 mod model;
+mod own_drafter;
 mod routing;
 mod speculation;
 mod states;

@@ -21,7 +21,7 @@ use crate::common::cases::test_cases;
 use crate::common::{Loaded, forge_mini_file, load, test_gpu};
 
 /// The ids and the bits of the best log-probabilities of each token.
-type Trace = Vec<(TokenId, Vec<u32>)>;
+pub(crate) type Trace = Vec<(TokenId, Vec<u32>)>;
 
 /// Drafts the answers that it knows, by request, with one wrong token.
 struct Mistaken {
@@ -51,7 +51,7 @@ impl Drafter for Mistaken {
     fn end(&mut self, _: RequestId) {}
 }
 
-fn run(engine: &mut Engine, requests: &[Request]) -> Vec<Trace> {
+pub(crate) fn run(engine: &mut Engine, requests: &[Request]) -> Vec<Trace> {
     let mut traces: BTreeMap<RequestId, Trace> = BTreeMap::new();
     for request in requests {
         traces.insert(engine.submit(request.clone()).unwrap(), Trace::new());
@@ -123,7 +123,7 @@ fn assert_same(
     }
 }
 
-fn greedy(prompt: Vec<TokenId>, n: usize) -> Request {
+pub(crate) fn greedy(prompt: Vec<TokenId>, n: usize) -> Request {
     Request {
         logprobs: Some(3),
         ignore_eos: true,
@@ -139,7 +139,7 @@ fn family(name: &str) -> Model {
     Model::load(Arc::new(gguf)).unwrap()
 }
 
-fn config() -> EngineConfig {
+pub(crate) fn config() -> EngineConfig {
     EngineConfig {
         n_ctx: Some(256),
         kv_tokens: KvTokens::Exactly(2048),

@@ -79,8 +79,6 @@ template <typename F> struct HalfWeights<Floats<F>> {
     static constexpr bool SCALED = __is_same(F, BF16);
     u32x4 part[4];
     float factor;
-    // All bits.
-    u32 all = opaque(0xffffffffu);
 
     DEV_MEMBER HalfWeights(const Floats<F>& f, u32, float up) : factor(up) {
 #pragma unroll
@@ -88,12 +86,14 @@ template <typename F> struct HalfWeights<Floats<F>> {
     }
     DEV_MEMBER u32 pair(u32 w, u32 odd) const {
         const u32 two = part[w / 2].v[w % 2 * 2 + odd];
-        // F16 numbers are moved, too: units read the registers of operands while the next weights are loaded.
-        return SCALED ? pack_halves(bits<float>(two << 16) * factor, bits<float>(two & 0xffff0000u) * factor) : two & all;
+        if constexpr (SCALED) return pack_halves(bits<float>(two << 16) * factor, bits<float>(two & 0xffff0000u) * factor);
+        // A number of its own: units read the registers of operands while the next weights are loaded.
+        else return two ^ (bits<u32>(factor) ^ bits<u32>(1.0f));
     }
-    // A power of two that makes the largest weight a number below 2^15.
+    // A power of two that makes the largest weight a number below 2^15. Of F16 it is 1, which the compiler does not know.
     DEV_MEMBER static float up(const Weights& w) {
-        return SCALED ? ((const Range*)Block<F, Planes>::end(w, w.data))->up() : 1.0f;
+        if constexpr (SCALED) return ((const Range*)Block<F, Planes>::end(w, w.data))->up();
+        else return bits<float>(bits<u32>(1.0f) + (w.n_in >> 31));
     }
     DEV_MEMBER static float down(float up) { return 1.0f / up; }
 };

@@ -200,7 +200,15 @@ fn scales_of_any_size(ty: GgmlType) {
 /// Every tile, tiles of rows and outputs at their edges, and tiles that blocks share in parts of two and more.
 #[test]
 fn every_tile() {
-    let ty = GgmlType::Q4_K;
+    each_tile(GgmlType::Q4_K);
+}
+
+#[test]
+fn every_tile_with_activations_of_two_parts() {
+    each_tile(GgmlType::F16);
+}
+
+fn each_tile(ty: GgmlType) {
     for gpu in gpus(ty) {
         for [n_rows, n_in] in [
             [12, 1536],

@@ -14,4 +14,7 @@ pub(crate) use feed_forward::{
     feed_forward, fused_feed_forward, gated_feed_forward, plain_feed_forward,
 };
 pub(crate) use mixture::{chosen_experts, plain_experts, plain_shared, routed_experts, routing};
-pub(crate) use stream::{add_positions, add_token_type, embedding, embeddings, logits};
+pub(crate) use stream::{
+    add_positions, add_token_type, embedding, embeddings, embeddings_by, last_norm, logits,
+    logits_by,
+};

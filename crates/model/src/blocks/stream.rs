@@ -12,10 +12,19 @@ const OUTPUT: &str = "output.weight";
 
 /// Records the embeddings of the tokens, times `scale`.
 pub(crate) fn embeddings(m: &mut Builder<'_>, scale: f64) -> Result<Value, LoadError> {
+    embeddings_by(m, scale, EMBEDDING)
+}
+
+/// As [`embeddings`], from the matrix `tensor`.
+pub(crate) fn embeddings_by(
+    m: &mut Builder<'_>,
+    scale: f64,
+    tensor: &str,
+) -> Result<Value, LoadError> {
     let (n_vocab, n_embd) = (m.config.n_vocab, m.config.n_embd);
-    let table = m.loader.matrix(EMBEDDING, n_vocab, n_embd)?;
+    let table = m.loader.matrix(tensor, n_vocab, n_embd)?;
     let x = m.plan.embed(table, scale as f32, n_embd);
-    m.adapt_embedding(EMBEDDING, scale as f32, x)
+    m.adapt_embedding(tensor, scale as f32, x)
 }
 
 /// Adds the embedding of the first kind of tokens, which all tokens of a text are, if the file has it.
@@ -41,6 +50,19 @@ pub(crate) fn add_positions(
     Ok(m.plan.add_positions(table, x))
 }
 
+/// Records the norm `tensor` of the rows whose logits are needed. If the plan returns what a drafter takes, this is the norm of
+/// all rows.
+pub(crate) fn last_norm(m: &mut Builder<'_>, x: Value, tensor: &str) -> Result<Value, LoadError> {
+    let eps = m.config.norm_eps;
+    if !m.exports {
+        let x = m.plan.select_rows(x);
+        return m.rms_norm(x, tensor, eps);
+    }
+    let normed = m.rms_norm(x, tensor, eps)?;
+    m.export = Some(normed);
+    Ok(m.plan.select_rows(normed))
+}
+
 /// Records the logits of the normed rows `x`, which are already multiplied by `factor`. The output projection is the
 /// embedding if it has no tensor of its own. For embeddings, the rows themselves take the place of the logits.
 pub(crate) fn logits(m: &mut Builder<'_>, x: Value, factor: f64) -> Result<Value, LoadError> {
@@ -52,11 +74,21 @@ pub(crate) fn logits(m: &mut Builder<'_>, x: Value, factor: f64) -> Result<Value
         };
         return hidden(m, embedding, x);
     }
-    let n_vocab = m.config.n_vocab;
     let tensor = match m.loader.has(OUTPUT) {
         true => OUTPUT,
         false => EMBEDDING,
     };
+    logits_by(m, x, factor, tensor)
+}
+
+/// As [`logits`], by the matrix `tensor`.
+pub(crate) fn logits_by(
+    m: &mut Builder<'_>,
+    x: Value,
+    factor: f64,
+    tensor: &str,
+) -> Result<Value, LoadError> {
+    let n_vocab = m.config.n_vocab;
     let weight = m.loader.matrix(tensor, n_vocab, x.width())?;
     let scale = match tensor == OUTPUT {
         true => m.loader.scale_of("output")?,

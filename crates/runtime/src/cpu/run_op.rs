@@ -29,7 +29,10 @@ impl CpuBackend {
             Op::Embed { .. }
             | Op::AddPositions { .. }
             | Op::SelectRows { .. }
-            | Op::CopyPart { .. } => self.run_lookup(op, batch, step),
+            | Op::CopyPart { .. }
+            | Op::Import { .. } => self.run_lookup(op, batch, step),
+            // What it reads is taken from the buffer after the step.
+            Op::Export { .. } => {}
             Op::RmsNorm { .. }
             | Op::LayerNorm { .. }
             | Op::Quantize { .. }
@@ -77,6 +80,13 @@ impl CpuBackend {
                 let ids: Vec<u32> = batch.positions.iter().map(|&pos| pos.min(last)).collect();
                 cpu::get_rows(&table, &ids, &mut rows);
                 cpu::add(isa, &self.pool, &rows, &mut to);
+                self.put(out, to);
+            }
+            Op::Import { out } => {
+                let mut to = self.take(out);
+                let n = to.len().min(batch.imports.len());
+                to[..n].copy_from_slice(&batch.imports[..n]);
+                to[n..].fill(0.0);
                 self.put(out, to);
             }
             Op::SelectRows { x, out } => {

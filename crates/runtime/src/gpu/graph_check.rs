@@ -95,12 +95,15 @@ impl GpuBackend {
                 row: 0,
                 want: Want::Logits,
             }],
+            imports: Vec::new(),
+            exports: false,
         };
         let choices = match self.has_output {
             true => Choices::of(&batch),
             false => Choices::default(),
         };
         let queued = self.write_step(&batch, &choices)?;
+        self.import_batch(&batch, &queued)?;
         let [imports, exports] = [self.transfers.imports(), self.transfers.exports()];
         let (imports, exports) = (imports.to_vec(), exports.to_vec());
         let mut hash = DefaultHasher::new();

@@ -117,6 +117,8 @@ impl<'a> Launcher<'a> {
             | Op::AddGated { .. }
             | Op::Scale { .. }
             | Op::SoftCap { .. } => self.run_elementwise(op),
+            // Copied before the step, and after it.
+            Op::Import { .. } | Op::Export { .. } => Ok(()),
             Op::Mix { .. } | Op::MatchLength { .. } | Op::Sparsify { .. } => self.run_streams(op),
             Op::Route { .. }
             | Op::QuantizeExperts { .. }

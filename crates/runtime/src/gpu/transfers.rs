@@ -1,4 +1,5 @@
-//! Copies buffers between the GPU and the CPU when they share a plan, through pinned host memory.
+//! Copies buffers between the GPU and the CPU through pinned host memory: when they share a plan, and what comes with a batch
+//! or goes out beside the logits.
 
 use std::collections::HashMap;
 
@@ -6,7 +7,7 @@ use rocmforge_gpu::{Event, Gpu, GpuError, Pinned};
 
 use super::step::StepSizes;
 use super::{GpuBackend, QueuedStep};
-use rocmforge_plan::{BufferId, PlanPart};
+use rocmforge_plan::{Batch, BufferId, PlanPart};
 
 /// The buffers that this device exchanges with the other one.
 pub(crate) struct Transfers {
@@ -26,7 +27,9 @@ struct HostBuffer {
 impl Transfers {
     pub(crate) fn new(gpu: &Gpu, part: &PlanPart, sizes: &StepSizes) -> Result<Self, GpuError> {
         let mut buffers = HashMap::new();
-        for id in part.imports.iter().chain(&part.exports) {
+        let (import, export) = (part.plan.import(), part.plan.export());
+        let of_batches = import.iter().chain(&export);
+        for id in part.imports.iter().chain(&part.exports).chain(of_batches) {
             let info = part.plan.buffers[id.0 as usize];
             let n_rows = info.rows.rows(sizes.max_rows, sizes.max_logits);
             let buffer = HostBuffer {
@@ -100,6 +103,41 @@ impl GpuBackend {
     /// Copies the first values of an exported buffer to `to`. The export must have completed.
     pub(crate) fn read_export(&self, id: BufferId, to: &mut [f32]) {
         to.copy_from_slice(&self.transfers.buffers[&id].host.read(0..to.len()));
+    }
+
+    /// Queues the copy of what comes with a batch, if the plan has any.
+    pub(crate) fn import_batch(
+        &mut self,
+        batch: &Batch,
+        queued: &QueuedStep,
+    ) -> Result<(), GpuError> {
+        match self.plan.import() {
+            Some(id) => self.import(id, &batch.imports, queued),
+            None => Ok(()),
+        }
+    }
+
+    /// Queues the copy of what a step exports, if it does.
+    pub(crate) fn queue_batch_export(
+        &mut self,
+        batch: &Batch,
+        queued: &QueuedStep,
+    ) -> Result<(), GpuError> {
+        match self.plan.export().filter(|_| batch.exports) {
+            Some(id) => self.queue_export(&[id], queued),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns what a completed step exports, if it does.
+    pub(crate) fn batch_export(&self, batch: &Batch) -> Vec<f32> {
+        let Some(id) = self.plan.export().filter(|_| batch.exports) else {
+            return Vec::new();
+        };
+        let width = self.plan.buffers[id.0 as usize].width;
+        let mut values = vec![0.0; batch.tokens.len() * width];
+        self.read_export(id, &mut values);
+        values
     }
 
     /// Waits for all queued work.

@@ -1,9 +1,13 @@
-//! The model's weights on the device: matrices repacked for the kernels, and all vectors in one buffer.
+//! The model's weights on the device: matrices repacked for the kernels, and all vectors in one buffer. Models of one file, such
+//! as one and its drafter, share the matrices that both have.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::{Buffer, ExpertMatrices, Gpu, Matrix, Slice, Uploader, chunk_bytes, ops};
+use rocmforge_gpu::{
+    Buffer, DeviceId, ExpertMatrices, Gpu, Matrix, Slice, Uploader, chunk_bytes, ops,
+};
 
 use crate::error::RuntimeError;
 use rocmforge_plan::Weights;
@@ -15,10 +19,30 @@ const VECTOR_ALIGN: usize = 64;
 /// The uploaded weights of a plan, by [`WeightId`].
 pub(crate) struct DeviceWeights {
     matrices: HashMap<WeightId, DeviceMatrix>,
-    data: Vec<Buffer>,
+    data: Vec<Arc<Uploaded>>,
     /// Offset and length of each vector, in values.
     vectors: HashMap<WeightId, (usize, usize)>,
     vector_data: Buffer,
+}
+
+/// The matrices of a tensor on a device.
+struct Uploaded {
+    packed: Buffer,
+    /// While they live, no other tensor has their place in memory.
+    _weights: Arc<Weights>,
+}
+
+/// What matrices on a device are of: the device, where the tensor is in memory, its type, how many matrices it is, and their shape.
+type Origin = (DeviceId, (usize, usize), GgmlType, [usize; 3]);
+
+/// The matrices on all devices.
+static UPLOADED: LazyLock<Mutex<HashMap<Origin, Weak<Uploaded>>>> = LazyLock::new(Mutex::default);
+
+/// Returns matrices that another model has uploaded.
+fn uploaded(gpu: &Gpu, file: &FileMatrix<'_>) -> Option<Arc<Uploaded>> {
+    let all = UPLOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let uploaded = all.get(&file.origin(gpu))?.upgrade()?;
+    (!uploaded.packed.is_lost()).then_some(uploaded)
 }
 
 /// A matrix on the device, or the matrices of all experts of an MoE layer.
@@ -47,6 +71,13 @@ impl FileMatrix<'_> {
     /// Rows of one matrix.
     fn n_out(&self) -> usize {
         self.weight.n_out / self.n_matrices()
+    }
+
+    fn origin(&self, gpu: &Gpu) -> Origin {
+        let data = self.weight.data;
+        let place = (data.as_ptr() as usize, data.len());
+        let shape = [self.n_matrices(), self.n_out(), self.weight.n_in];
+        (gpu.id(), place, self.weight.ty, shape)
     }
 
     /// Bytes of all its matrices on the device.
@@ -95,7 +126,7 @@ impl<'a> Inventory<'a> {
     }
 }
 
-/// Returns the bytes of the weights of `plan` on the device.
+/// Returns the bytes of the weights of `plan` on the device, except those that are there already.
 ///
 /// # Errors
 /// If there are no kernels for one of their formats.
@@ -103,7 +134,9 @@ pub(crate) fn device_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<
     let inventory = Inventory::new(plan, weights);
     let mut n_bytes = 0u64;
     for matrix in &inventory.matrices {
-        n_bytes += matrix.packed_bytes(gpu)? as u64;
+        if uploaded(gpu, matrix).is_none() {
+            n_bytes += matrix.packed_bytes(gpu)? as u64;
+        }
     }
     let vectors = vector_places(plan, weights).1 * size_of::<f32>();
     Ok(n_bytes + vectors as u64)
@@ -140,7 +173,7 @@ impl DeviceWeights {
     pub(crate) fn upload(
         gpu: &Gpu,
         plan: &Plan,
-        weights: &Weights,
+        weights: &Arc<Weights>,
     ) -> Result<DeviceWeights, RuntimeError> {
         let inventory = Inventory::new(plan, weights);
         let (places, n_values) = vector_places(plan, weights);
@@ -154,7 +187,12 @@ impl DeviceWeights {
         let chunks =
             chunks.map(|file| chunk_bytes(file.weight.ty, [file.n_out(), file.weight.n_in]));
         let mut uploader = Uploader::new(gpu, chunks.max().unwrap_or(0))?;
+        let mut new = Vec::new();
         for file in &inventory.matrices {
+            if let Some(uploaded) = uploaded(gpu, file) {
+                data.push(uploaded);
+                continue;
+            }
             let rocmforge_plan::Weight { ty, n_in, .. } = file.weight;
             let (n_matrices, n_out) = (file.n_matrices(), file.n_out());
             let packed = gpu.alloc::<u8>(file.packed_bytes(gpu)?)?;
@@ -170,9 +208,18 @@ impl DeviceWeights {
                 let rows = &file.weight.data[i * n_bytes..][..n_bytes];
                 uploader.repack(rows, &out.matrix(i))?;
             }
-            data.push(packed);
+            let uploaded = Arc::new(Uploaded {
+                packed,
+                _weights: Arc::clone(weights),
+            });
+            new.push((file.origin(gpu), Arc::downgrade(&uploaded)));
+            data.push(uploaded);
         }
         uploader.finish()?;
+        let mut all = UPLOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, uploaded| uploaded.strong_count() > 0);
+        all.extend(new);
+        drop(all);
         let matrices = inventory.by_id.into_iter().map(|(id, at)| {
             let file = &inventory.matrices[at];
             let matrix = DeviceMatrix {
@@ -208,7 +255,7 @@ impl DeviceWeights {
             ty: matrix.ty,
             n_out: matrix.n_out,
             n_in: matrix.n_in,
-            data: self.data[matrix.data].as_slice(),
+            data: self.data[matrix.data].packed.as_slice(),
         }
     }
 
@@ -228,7 +275,7 @@ impl DeviceWeights {
             stack,
             n_out: matrix.n_out,
             n_in: matrix.n_in,
-            data: self.data[matrix.data].as_slice(),
+            data: self.data[matrix.data].packed.as_slice(),
         }
     }
 

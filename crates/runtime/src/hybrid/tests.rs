@@ -103,6 +103,7 @@ fn batch(position: usize, block: u32) -> Batch {
             row: 0,
             want: Want::Logits,
         }],
+        ..Batch::default()
     }
 }
 

@@ -1,0 +1,280 @@
+//! The layer of a model's own file that predicts the token after the next one (multi-token prediction): its logits against the
+//! definition in f64, and texts with its drafts against those without.
+
+use std::sync::Arc;
+
+use rocmforge_engine::speculate::{DraftLength, ModelDrafter};
+use rocmforge_engine::{Device, Engine, EngineConfig, Request};
+use rocmforge_gguf::{GgmlType, Gguf, TokenId, quant};
+use rocmforge_model::Model;
+use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, RowOutput, Want};
+use rocmforge_runtime::Started;
+use rocmforge_testkit::models::{families, prompt};
+
+use crate::common::test_gpu;
+use crate::speculation::{Trace, config, greedy, run};
+
+fn file(ty: GgmlType) -> Arc<Gguf> {
+    let writer = families::model("qwen35", ty).unwrap().unwrap();
+    Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
+}
+
+fn devices() -> impl Iterator<Item = Device> {
+    [Device::Cpu].into_iter().chain(test_gpu().map(Device::Gpu))
+}
+
+fn start(drafter: &Model, device: Device) -> Started {
+    let config = EngineConfig {
+        device,
+        max_draft: 0,
+        ..config()
+    };
+    rocmforge_runtime::start(drafter, &config).unwrap()
+}
+
+/// Returns the logits of the last token, and the hidden values of all. The tokens come in two parts.
+fn logits(started: &Started, tokens: &[TokenId], hidden: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let width = hidden.len() / tokens.len();
+    let half = tokens.len() / 2;
+    let mut exports = Vec::new();
+    let mut last = Vec::new();
+    for (step, rows) in [0..half, half..tokens.len()].into_iter().enumerate() {
+        let n = rows.len();
+        let positions = rows.start as u32..rows.end as u32;
+        let batch = Batch {
+            step: step as u64,
+            tokens: tokens[rows.clone()]
+                .iter()
+                .map(|&id| InputToken::Id(id))
+                .collect(),
+            positions: positions.clone().collect(),
+            slots: positions.collect(),
+            seqs: vec![BatchSeq {
+                first_row: 0,
+                n_rows: n,
+                first_pos: rows.start,
+                block_table: Arc::new((0..16).collect()),
+                state: None,
+            }],
+            logits: vec![LogitsRow {
+                row: n - 1,
+                want: Want::Logits,
+            }],
+            imports: hidden[rows.start * width..rows.end * width].to_vec(),
+            exports: true,
+            ..Batch::default()
+        };
+        let output = started.executor.submit(batch).wait().unwrap();
+        exports.extend(output.exports);
+        let Some(RowOutput::Logits(logits)) = output.rows.into_iter().next() else {
+            panic!("logits");
+        };
+        last = logits;
+    }
+    (last, exports)
+}
+
+/// The definition, of one sequence.
+struct Definition<'a> {
+    gguf: &'a Gguf,
+    layer: usize,
+    eps: f64,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head: usize,
+    n_rot: usize,
+    base: f64,
+}
+
+type Row = Vec<f64>;
+
+impl Definition<'_> {
+    fn tensor(&self, name: &str) -> Vec<f64> {
+        let info = self.gguf.tensor(name).unwrap_or_else(|| panic!("{name}"));
+        let mut values = vec![0.0; info.dims.iter().product::<u64>() as usize];
+        quant::dequantize(info.ty, self.gguf.tensor_data(info), &mut values).unwrap();
+        values.into_iter().map(f64::from).collect()
+    }
+
+    fn own(&self, name: &str) -> Vec<f64> {
+        self.tensor(&format!("blk.{}.{name}.weight", self.layer))
+    }
+
+    fn norm(&self, x: &[f64], weight: &[f64]) -> Row {
+        let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let scale = 1.0 / (mean + self.eps).sqrt();
+        x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
+    }
+
+    fn product(x: &[f64], matrix: &[f64]) -> Row {
+        let rows = matrix.chunks(x.len());
+        rows.map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum())
+            .collect()
+    }
+
+    /// Rotates the first values of a head, in pairs half of them apart.
+    fn rotate(&self, head: &mut [f64], pos: usize) {
+        let half = self.n_rot / 2;
+        for i in 0..half {
+            let angle = pos as f64 * self.base.powf(-2.0 * i as f64 / self.n_rot as f64);
+            let (a, b) = (head[i], head[i + half]);
+            head[i] = a * angle.cos() - b * angle.sin();
+            head[i + half] = a * angle.sin() + b * angle.cos();
+        }
+    }
+
+    /// Returns the logits of the last token, and the last hidden values of all.
+    fn compute(&self, tokens: &[TokenId], hidden: &[Row]) -> (Row, Vec<Row>) {
+        let n_embd = hidden[0].len();
+        let table = self.tensor("token_embd.weight");
+        let joined: Vec<Row> = { tokens.iter().zip(hidden) }
+            .map(|(&id, hidden)| {
+                let token = &table[id as usize * n_embd..][..n_embd];
+                let token = self.norm(token, &self.own("nextn.enorm"));
+                let hidden = self.norm(hidden, &self.own("nextn.hnorm"));
+                Self::product(&[token, hidden].concat(), &self.own("nextn.eh_proj"))
+            })
+            .collect();
+        let attended = self.attention(&joined);
+        let outs: Vec<Row> = { joined.iter().zip(attended) }
+            .map(|(x, a)| {
+                let x: Row = x.iter().zip(a).map(|(x, a)| x + a).collect();
+                let normed = self.norm(&x, &self.own("post_attention_norm"));
+                let gate = Self::product(&normed, &self.own("ffn_gate"));
+                let up = Self::product(&normed, &self.own("ffn_up"));
+                let both: Row = { gate.iter().zip(up) }
+                    .map(|(g, u)| g / (1.0 + (-g).exp()) * u)
+                    .collect();
+                let down = Self::product(&both, &self.own("ffn_down"));
+                let x: Row = x.iter().zip(down).map(|(x, d)| x + d).collect();
+                self.norm(&x, &self.own("nextn.shared_head_norm"))
+            })
+            .collect();
+        let last = outs.last().expect("a token");
+        (Self::product(last, &self.tensor("output.weight")), outs)
+    }
+
+    fn attention(&self, x: &[Row]) -> Vec<Row> {
+        let normed: Vec<Row> = x
+            .iter()
+            .map(|x| self.norm(x, &self.own("attn_norm")))
+            .collect();
+        let [wq, wk, wv, wo] =
+            ["attn_q", "attn_k", "attn_v", "attn_output"].map(|name| self.own(name));
+        let [q_norm, k_norm] = ["attn_q_norm", "attn_k_norm"].map(|name| self.own(name));
+        let head_of = |row: &Row, i: usize| row[i * self.head..(i + 1) * self.head].to_vec();
+        let turned = |head: Row, norm: &[f64], pos: usize| {
+            let mut head = self.norm(&head, norm);
+            self.rotate(&mut head, pos);
+            head
+        };
+        let keys: Vec<Row> = normed.iter().map(|x| Self::product(x, &wk)).collect();
+        let values: Vec<Row> = normed.iter().map(|x| Self::product(x, &wv)).collect();
+        let of_row = |(pos, x): (usize, &Row)| {
+            // Each head's queries, and then its gates.
+            let queries = Self::product(x, &wq);
+            let mut joined = Row::new();
+            for i in 0..self.n_heads {
+                let q = turned(head_of(&queries, 2 * i), &q_norm, pos);
+                let gates = head_of(&queries, 2 * i + 1);
+                let of = i / (self.n_heads / self.n_kv_heads);
+                let scores: Row = (0..=pos)
+                    .map(|at| {
+                        let k = turned(head_of(&keys[at], of), &k_norm, at);
+                        let dot: f64 = q.iter().zip(k).map(|(q, k)| q * k).sum();
+                        (dot / (self.head as f64).sqrt()).exp()
+                    })
+                    .collect();
+                let total: f64 = scores.iter().sum();
+                joined.extend((0..self.head).map(|j| {
+                    let each = scores.iter().zip(&values);
+                    let sum: f64 = each.map(|(s, v)| s / total * v[of * self.head + j]).sum();
+                    sum / (1.0 + (-gates[j]).exp())
+                }));
+            }
+            Self::product(&joined, &wo)
+        };
+        normed.iter().enumerate().map(of_row).collect()
+    }
+}
+
+#[test]
+fn own_drafters_compute_what_they_are_defined_as() {
+    let gguf = file(GgmlType::F32);
+    let model = Model::load(Arc::clone(&gguf)).unwrap();
+    let drafter = model.drafter().unwrap();
+    let (n_embd, n_vocab) = (model.config.n_embd, model.config.n_vocab);
+    let tokens = prompt(11, n_vocab);
+    let value = |i: usize| ((i * 7919 % 1009) as f32 - 504.0) / 300.0;
+    let hidden: Vec<f32> = (0..tokens.len() * n_embd).map(value).collect();
+    let facts = drafter.config.layers.last().unwrap();
+    let rope = &drafter.config.ropes[0];
+    let definition = Definition {
+        gguf: &gguf,
+        layer: model.config.n_layers(),
+        eps: f64::from(model.config.norm_eps),
+        n_heads: facts.n_heads,
+        n_kv_heads: facts.n_kv_heads,
+        head: facts.k_dim,
+        n_rot: rope.n_rot,
+        base: rope.base,
+    };
+    let rows: Vec<Row> = { hidden.chunks(n_embd) }
+        .map(|row| row.iter().map(|&x| f64::from(x)).collect())
+        .collect();
+    let (expected, outs) = definition.compute(&tokens, &rows);
+    for device in devices() {
+        let (found, exports) = logits(&start(&drafter, device), &tokens, &hidden);
+        let near = |what: &str, found: &[f32], expected: &[f64]| {
+            let size = expected.iter().map(|x| x * x).sum::<f64>();
+            let pairs = found.iter().zip(expected);
+            let error: f64 = pairs.map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
+            assert_eq!(found.len(), expected.len());
+            assert!(error < 1e-6 * size, "{what}: {:.1e}", (error / size).sqrt());
+        };
+        near("logits", &found, &expected);
+        near("hidden values", &exports, &outs.concat());
+    }
+}
+
+/// Also drafts of a model that is sure of nothing. An emulated GPU computes rows of a draft with other kernels than a single row,
+/// so that only the first tokens are compared there.
+#[test]
+fn own_drafters_change_no_text() {
+    let model = Model::load(file(GgmlType::Q4_0)).unwrap();
+    let drafter = model.drafter().unwrap();
+    let (n_vocab, width) = (model.config.n_vocab, model.config.n_embd);
+    for device in devices() {
+        let (n_seqs, n_tokens, lengths) = match device {
+            Device::Cpu => (3, 40, &[1, 3][..]),
+            Device::Gpu(_) => (1, 5, &[2][..]),
+        };
+        let requests: Vec<Request> = (0..n_seqs)
+            .map(|i| greedy(prompt(20 + 9 * i, n_vocab)[5 * i..].to_vec(), n_tokens))
+            .collect();
+        let is_cpu = matches!(device, Device::Cpu);
+        let config = EngineConfig { device, ..config() };
+        let engine = || Engine::start(&model, None, &config).unwrap();
+        let without_bits = |mut traces: Vec<Trace>| {
+            if !is_cpu {
+                traces
+                    .iter_mut()
+                    .flatten()
+                    .for_each(|(_, bits)| bits.clear());
+            }
+            traces
+        };
+        let expected = without_bits(run(&mut engine(), &requests));
+        for &n in lengths {
+            let mut engine = engine();
+            let started = start(&drafter, config.device.clone());
+            let own = ModelDrafter::of_hidden(started, config.page, n_vocab, width);
+            engine.speculate(Box::new(own.with_least(0.0)), DraftLength::Always(n));
+            let found = without_bits(run(&mut engine, &requests));
+            assert!(found == expected, "drafts of {n}");
+            let drafts = engine.stats().drafts;
+            let n_least = n_seqs * n_tokens * n / 2;
+            assert!(drafts.n_drafted >= n_least as u64, "{drafts:?}");
+        }
+    }
+}
