@@ -29,7 +29,7 @@ pub(crate) struct Inner {
     context: Context,
     pub(crate) stream: Handle,
     id: DeviceId,
-    facts: Facts,
+    pub(crate) facts: Facts,
     pub(crate) target: String,
     /// Whether its kernels may start before their predecessors have ended.
     pub(crate) overlaps: bool,

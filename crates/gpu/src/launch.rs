@@ -199,7 +199,7 @@ impl Gpu {
                 shared_bytes as usize,
             )
         })?;
-        let n_units = self.n_compute_units() as usize;
+        let n_units = self.inner.facts.n_multiprocessors as usize;
         let at_once = (usize::try_from(blocks_per_unit).unwrap_or(0) * n_units).max(1);
         let _ = function.concurrency.set((blocks, at_once));
         Ok(at_once)

@@ -126,10 +126,12 @@ impl VendorApi for Cuda {
         let major = attribute(COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(COMPUTE_CAPABILITY_MINOR)?;
         let version = driver.version()?;
+        let n_multiprocessors = attribute(MULTIPROCESSOR_COUNT)?.max(0) as u32;
         Ok(Facts {
             name: driver.device_name(device)?,
             architecture: format!("sm_{major}{minor}"),
-            n_compute_units: attribute(MULTIPROCESSOR_COUNT)?.max(0) as u32,
+            n_multiprocessors,
+            n_compute_units: n_multiprocessors,
             integrated: attribute(INTEGRATED)? != 0,
             max_shared_bytes: attribute(MAX_SHARED_BYTES_OPTIN)?.max(0) as u32,
             clock_khz: 1_000_000,

@@ -19,7 +19,10 @@ pub(super) const LIBRARIES: &[&str] = &[
 
 // Values of hipDeviceAttribute_t since ROCm 5.
 const INTEGRATED: i32 = 16;
+/// Work-group processors on RDNA, which are pairs of compute units.
 const MULTIPROCESSOR_COUNT: i32 = 63;
+/// Compute units on every architecture.
+const PHYSICAL_MULTIPROCESSOR_COUNT: i32 = 10015;
 /// Since ROCm 5.5.
 const WALL_CLOCK_RATE: i32 = 10017;
 
@@ -130,10 +133,17 @@ impl VendorApi for Hip {
         if code != 0 {
             return Err(driver.error("hipRuntimeGetVersion", code, ""));
         }
+        let count = |attribute| {
+            let count = driver.attribute(attribute, ordinal)?;
+            Ok::<_, GpuError>(count.max(0) as u32)
+        };
+        let n_multiprocessors = count(MULTIPROCESSOR_COUNT)?;
         Ok(Facts {
             name: driver.device_name(ordinal)?,
             architecture: self.architecture(driver, ordinal)?,
-            n_compute_units: driver.attribute(MULTIPROCESSOR_COUNT, ordinal)?.max(0) as u32,
+            n_multiprocessors,
+            n_compute_units: count(PHYSICAL_MULTIPROCESSOR_COUNT)
+                .map_or(n_multiprocessors, |n| n.max(n_multiprocessors)),
             integrated: driver.attribute(INTEGRATED, ordinal)? != 0,
             max_shared_bytes: MAX_SHARED_BYTES,
             clock_khz: driver

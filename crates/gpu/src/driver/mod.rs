@@ -21,6 +21,9 @@ pub(crate) struct Facts {
     pub(crate) name: String,
     /// e.g. `gfx1100`, `sm_90`.
     pub(crate) architecture: String,
+    /// What the driver counts occupancy for: on RDNA, pairs of compute units.
+    pub(crate) n_multiprocessors: u32,
+    /// Compute units or multiprocessors.
     pub(crate) n_compute_units: u32,
     /// Whether it shares the system memory.
     pub(crate) integrated: bool,

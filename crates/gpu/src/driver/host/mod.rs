@@ -129,6 +129,7 @@ impl VendorApi for Host {
         Ok(Facts {
             name: format!("CPU emulator of {}", persona.describe()),
             architecture: format!("host-{persona}"),
+            n_multiprocessors: 4,
             n_compute_units: 4,
             integrated: true,
             max_shared_bytes: max_shared_bytes(persona),

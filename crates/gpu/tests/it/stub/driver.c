@@ -1,8 +1,11 @@
 // A driver that plays one GPU in the test's own memory, under HIP's names (-DHIP) or CUDA's, and fails as it is told:
-// -DINIT_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n -DGOOD_SYNCS=n (the
-// first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of launches), -DWITHOUT_GRAPHS;
+// -DINIT_CODE=n, -DSET_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n
+// -DGOOD_SYNCS=n (the first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of
+// launches), -DWITHOUT_GRAPHS, -DCAPTURE_CODE=n; -DUNITS=n of compute units, if HIP's multiprocessors are pairs of them;
 // -DFAULT_LAUNCHES=n (the launch after so many faults while it runs: calls queue on, nothing comes back any more, and
 // waiting says 719); -DHANG_FILE=path (no event comes while there is this file);
+// -DINTEGRATED=mask, -DLARGE=mask, -DCLOSED=mask of devices: those that share the system's memory, that have twice the
+// memory, and that end the process when they are opened;
 // -DLATE_COPIES (nothing comes back before it is waited for); -DFREE_BYTES=n of 4 times as many; -DVERSION=n;
 // -DONLY_OVERLAPPING or -DONLY_PLAIN: it has CUDA's launches that overlap, and takes none of the other kind.
 // Its only kernel is `add` of elementwise.hip; with -DANY_KERNEL there are all, which do nothing, but for the first and
@@ -24,6 +27,26 @@
 #ifndef N_DEVICES
 #define N_DEVICES 1
 #endif
+#ifndef INTEGRATED
+#define INTEGRATED 0
+#endif
+#ifndef LARGE
+#define LARGE 0
+#endif
+#ifndef CAPTURE_CODE
+#define CAPTURE_CODE 0
+#endif
+#ifndef UNITS
+#define UNITS -1
+#endif
+#ifndef SET_CODE
+#define SET_CODE 0
+#endif
+#ifndef CLOSED
+#define CLOSED 0
+#endif
+#define NONE(device) ((device) < 0 || (device) >= N_DEVICES)
+#define IS(mask, device) ((mask) >> (device) & 1)
 #ifndef ALLOC_CODE
 #define ALLOC_CODE 0
 #endif
@@ -92,7 +115,20 @@ static int text_into(char* to, int len, const char* text) {
 int NAME(hipInit, cuInit)(unsigned flags) { return flags ? 1 : INIT_CODE; }
 int NAME(hipGetDeviceCount, cuDeviceGetCount)(int* count) { return *count = N_DEVICES, 0; }
 int NAME(hipDeviceGetName, cuDeviceGetName)(char* to, int len, int device) {
-    return device ? 101 : text_into(to, len, "Stub 9000");
+    return NONE(device) ? 101 : text_into(to, len, "Stub 9000");
+}
+int NAME(hipDeviceTotalMem, cuDeviceTotalMem_v2)(size_t* bytes, int device) {
+    *bytes = (IS(LARGE, device) ? 8 : 4) * (size_t)FREE_BYTES;
+    return NONE(device) ? 101 : 0;
+}
+int NAME(hipDeviceGetPCIBusId, cuDeviceGetPCIBusId)(char* to, int len, int device) {
+    if (NONE(device)) return 101;
+    text_into(to, len, NAME("0000:03:00.0", "00000000:C3:00.0"));
+    return to[strlen(to) - 3] += (char)device, 0;
+}
+static int open_device(int device) {
+    if (IS(CLOSED, device)) abort();
+    return NONE(device) ? 101 : SET_CODE;
 }
 int NAME(hipDriverGetVersion, cuDriverGetVersion)(int* version) { return *version = VERSION, 0; }
 int NAME(hipMemGetInfo, cuMemGetInfo_v2)(size_t* free, size_t* total) {
@@ -270,7 +306,7 @@ int NAME(hipEventElapsedTime, cuEventElapsedTime)(float* ms, handle start, handl
     return *ms = 1.5f, start == &object && end == &object ? 0 : 400;
 }
 int NAME(hipStreamBeginCapture, cuStreamBeginCapture_v2)(handle stream, int mode) {
-    return stream == &object && mode == 2 ? 0 : 1;
+    return stream == &object && mode == 2 ? CAPTURE_CODE : 1;
 }
 int NAME(hipStreamEndCapture, cuStreamEndCapture)(handle stream, handle* graph) {
     return *graph = &object, stream == &object ? 0 : 1;
@@ -287,32 +323,31 @@ int NAME(hipGraphLaunch, cuGraphLaunch)(handle graph, handle stream) {
 int NAME(hipGraphExecDestroy, cuGraphExecDestroy)(handle graph) { return graph == &object ? 0 : 400; }
 
 #ifdef HIP
-int hipSetDevice(int device) { return device ? 101 : 0; }
+int hipSetDevice(int device) { return open_device(device); }
 int hipRuntimeGetVersion(int* version) { return *version = 60342134, 0; }
-int hipDeviceGetPCIBusId(char* to, int len, int device) { return device ? 101 : text_into(to, len, "0000:03:00.0"); }
 int hipDeviceGetAttribute(int* value, int attribute, int device) {
     // Integrated, and the number of compute units.
-    *value = attribute == 16 ? 0 : attribute == 63 ? 96 : -1;
-    return device ? 101 : *value < 0;
+    *value = attribute == 16 ? IS(INTEGRATED, device) : attribute == 63 ? 96 : attribute == 10015 ? UNITS : -1;
+    return NONE(device) ? 101 : *value < 0;
 }
 int hipGetDevicePropertiesR0600(char* to, int device) {
     memset(to, 0, 1472);
     strcpy(to, "Stub gfx");
     strcpy(to + 1160, "gfx90a:sramecc+:xnack-");
-    return device ? 101 : 0;
+    return NONE(device) ? 101 : 0;
 }
 int hipModuleLoadData(handle* to, const void* image) { return *to = &object, image ? LOAD_CODE : 1; }
 const char* hipGetErrorName(int code) { return code == 719 ? "hipErrorLaunchFailure" : "hipErrorStub"; }
 const char* hipGetErrorString(int code) { return code == 719 ? "the stub's kernel faulted" : "the stub says no"; }
 #else
-int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal ? 101 : 0; }
-int cuDevicePrimaryCtxRetain(handle* to, int device) { return *to = &object, device ? 101 : 0; }
-int cuDevicePrimaryCtxRelease_v2(int device) { return device ? 101 : 0; }
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, NONE(ordinal) ? 101 : 0; }
+int cuDevicePrimaryCtxRetain(handle* to, int device) { return *to = &object, open_device(device); }
+int cuDevicePrimaryCtxRelease_v2(int device) { return NONE(device) ? 101 : 0; }
 int cuCtxSetCurrent(handle context) { return context == &object ? 0 : 201; }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
     // Multiprocessors, integrated, compute capability, shared memory.
-    *value = attribute == 16 ? 132 : attribute == 18 ? 0 : attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : -1;
-    return device ? 101 : *value < 0;
+    *value = attribute == 16 ? 132 : attribute == 18 ? IS(INTEGRATED, device) : attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 97 ? 232448 : -1;
+    return NONE(device) ? 101 : *value < 0;
 }
 int cuModuleLoadDataEx(handle* to, const void* image, unsigned n, unsigned* options, void** values) {
     *to = &object;
