@@ -6,7 +6,7 @@ use rocmforge_cpu::{Isa, Pool};
 use rocmforge_engine::Device;
 use rocmforge_gpu::{Factors, Gpu, matrix_ops, read_bandwidth};
 use rocmforge_profile::schema::Ceilings;
-use rocmforge_runtime::gpu::{DeviceId, GpuConfig, GpuError, OpenOptions, survey};
+use rocmforge_runtime::gpu::{DeviceId, GpuConfig, GpuError, OpenOptions, candidates};
 
 use crate::error::BenchError;
 use crate::row::Hardware;
@@ -36,9 +36,9 @@ impl BenchDevice {
 
 /// Returns the GPUs of this machine that this build has kernels for, and the errors of the others.
 pub fn found_gpus(open: &OpenOptions) -> (Vec<DeviceId>, Vec<GpuError>) {
-    let survey = survey(open);
-    let (mut ids, mut errors) = (Vec::new(), survey.errors);
-    for device in survey.devices {
+    let (candidates, mut errors) = candidates(open);
+    let mut ids = Vec::new();
+    for device in candidates {
         match device.image {
             Ok(_) => ids.push(device.id),
             Err(error) => errors.push(error),

@@ -55,7 +55,10 @@ struct Gpu {
     architecture: String,
     compute_units: u32,
     memory_bytes: u64,
-    memory_available_bytes: u64,
+    /// null if this build has no kernels for it.
+    memory_available_bytes: Option<u64>,
+    /// Its place on the PCI bus, as in /sys/bus/pci/devices; null if the driver does not say.
+    pci_address: Option<String>,
     /// Whether the GPU shares the system's memory.
     integrated: bool,
     driver_version: String,
@@ -139,7 +142,8 @@ fn print_cpu(out: &mut Out, cpu: &Cpu) -> Result<()> {
 }
 
 fn print_gpu(out: &mut Out, gpu: &Gpu) -> Result<()> {
-    let (free, all) = (size(gpu.memory_available_bytes), size(gpu.memory_bytes));
+    let free = gpu.memory_available_bytes.map_or("n/a".into(), size);
+    let all = size(gpu.memory_bytes);
     let shared = match gpu.integrated {
         true => ", shared with the CPU",
         false => "",
@@ -152,6 +156,7 @@ fn print_gpu(out: &mut Out, gpu: &Gpu) -> Result<()> {
         }
     };
     let units = format!("{}, {} compute units", gpu.architecture, gpu.compute_units);
+    let address = gpu.pci_address.as_deref().unwrap_or("n/a").to_string();
     let versions = format!(
         "{} (runtime {})",
         known(&gpu.driver_version),
@@ -164,6 +169,7 @@ fn print_gpu(out: &mut Out, gpu: &Gpu) -> Result<()> {
     out.line(&format!("{:<5} {}", gpu.id, gpu.name))?;
     for (what, value) in [
         ("architecture", units),
+        ("PCI address", address),
         ("memory", format!("{free} available of {all}{shared}")),
         ("read bandwidth", bandwidth),
         ("driver", versions),
@@ -183,6 +189,7 @@ impl Gpu {
             compute_units: info.n_compute_units,
             memory_bytes: info.total_bytes,
             memory_available_bytes: info.free_bytes,
+            pci_address: info.pci_address.clone(),
             integrated: info.integrated,
             driver_version: info.driver_version.clone(),
             runtime_version: info.runtime_version.clone(),

@@ -428,7 +428,7 @@ Exit codes: 0 success, 1 tool missing, failed or without permission, 2 wrong usa
 pub const TUNE: &str = "\
 Examples:
   rocmforge tune -m model.gguf
-      Tune the launches of this model on the first GPU; takes seconds for most models.
+      Tune the launches of this model on the best GPU; takes seconds for most models.
   rocmforge tune -m model.gguf --again --dry-run --json
       Measure everything again and save nothing.
   rocmforge bench -m model.gguf --kernel-variant tuning=off

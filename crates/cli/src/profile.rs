@@ -58,7 +58,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         && gpu.id.is_none()
     {
         // The profile names the device; if there is none, the engine reports why.
-        gpu.id = gpu::first(&gpu.open).ok();
+        gpu.id = gpu::best(&gpu.open).ok().map(|best| best.chosen.id);
     }
     // Before the model is loaded into its memory.
     let doing = "measuring the peaks of the device";

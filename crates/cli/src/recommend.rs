@@ -42,11 +42,13 @@ pub fn memories(mib: Option<u32>) -> Vec<Memory> {
         }];
     }
     let gpus = gpu::survey(&OpenOptions::from_env()).devices.into_iter();
-    let usable = gpus.filter(|info| info.image.is_ok());
-    let mut all: Vec<Memory> = usable
-        .map(|info| Memory {
-            place: format!("free on {}", info.id),
-            bytes: info.free_bytes,
+    // Devices that this build has no kernels for are not opened, and have no free memory.
+    let mut all: Vec<Memory> = gpus
+        .filter_map(|info| {
+            Some(Memory {
+                place: format!("free on {}", info.id),
+                bytes: info.free_bytes?,
+            })
         })
         .collect();
     all.sort_by_key(|memory| std::cmp::Reverse(memory.bytes));

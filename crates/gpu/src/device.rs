@@ -71,6 +71,15 @@ pub enum DeviceId {
 }
 
 impl DeviceId {
+    /// The device with this number, of a vendor whose devices are counted.
+    pub(crate) fn of(vendor: Vendor, ordinal: u32) -> DeviceId {
+        match vendor {
+            Vendor::Hip => DeviceId::Hip(ordinal),
+            Vendor::Cuda => DeviceId::Cuda(ordinal),
+            Vendor::Host => unreachable!("emulated GPUs have names"),
+        }
+    }
+
     pub(crate) fn vendor(self) -> Vendor {
         match self {
             DeviceId::Hip(_) => Vendor::Hip,
@@ -181,9 +190,12 @@ pub struct DeviceInfo {
     /// e.g. `gfx1100`, `sm_90`, `host-nv`.
     pub architecture: String,
     pub total_bytes: u64,
-    pub free_bytes: u64,
+    /// As of now; `None` if the device was not opened, since this build has no kernels for it.
+    pub free_bytes: Option<u64>,
     /// Whether it shares the system memory.
     pub integrated: bool,
+    /// Its place on the PCI bus, as the kernel writes it: `0000:03:00.0`.
+    pub pci_address: Option<String>,
     /// Compute units or multiprocessors.
     pub n_compute_units: u32,
     /// Maximum shared memory of a block.
@@ -194,6 +206,26 @@ pub struct DeviceInfo {
     pub runtime_version: String,
     /// The image of this build that the device runs, or why there is none.
     pub image: Result<String, GpuError>,
+}
+
+impl DeviceInfo {
+    /// The facts about a device that is not open.
+    pub(crate) fn new(id: DeviceId, facts: &Facts, image: Result<String, GpuError>) -> DeviceInfo {
+        DeviceInfo {
+            id,
+            name: facts.name.clone(),
+            architecture: facts.architecture.clone(),
+            total_bytes: facts.total_bytes,
+            free_bytes: None,
+            integrated: facts.integrated,
+            pci_address: facts.pci_address.clone(),
+            n_compute_units: facts.n_compute_units,
+            max_shared_bytes: facts.max_shared_bytes,
+            driver_version: facts.driver_version.clone(),
+            runtime_version: facts.runtime_version.clone(),
+            image,
+        }
+    }
 }
 
 /// The devices found, and why others were not.

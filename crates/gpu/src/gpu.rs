@@ -251,8 +251,8 @@ impl Gpu {
         Gpu::survey(&OpenOptions::from_env()).devices
     }
 
-    /// Lists the AMD and NVIDIA devices of this machine, and why others could not be listed. Opens each device briefly
-    /// to query its memory.
+    /// Lists the AMD and NVIDIA devices of this machine, and why others could not be listed. Opens each device that this
+    /// build has kernels for briefly, to query its free memory ([`candidates`](crate::candidates) opens none).
     pub fn survey(options: &OpenOptions) -> Survey {
         let mut survey = Survey::default();
         for vendor in [Vendor::Hip, Vendor::Cuda] {
@@ -270,11 +270,7 @@ impl Gpu {
                 survey.libraries.push((label(vendor), library.clone()));
             }
             for n in 0..n_devices as u32 {
-                let id = match vendor {
-                    Vendor::Hip => DeviceId::Hip(n),
-                    _ => DeviceId::Cuda(n),
-                };
-                match Gpu::describe(driver, id, options) {
+                match Gpu::describe(driver, DeviceId::of(vendor, n), options) {
                     Ok(info) => survey.devices.push(info),
                     Err(error) => survey.errors.push(error),
                 }
@@ -289,29 +285,23 @@ impl Gpu {
         options: &OpenOptions,
     ) -> Result<DeviceInfo, GpuError> {
         let facts = driver.vendor_api.facts(driver, id.ordinal() as i32)?;
-        let image = choose_image(&facts, options.image.as_deref());
-        let gpu = Gpu::start((driver, id), facts, String::new(), options.memory_bytes)?;
-        let mut info = gpu.info()?;
-        info.image = image;
-        Ok(info)
+        match choose_image(&facts, options.image.as_deref()) {
+            Ok(image) => Gpu::start((driver, id), facts, image, options.memory_bytes)?.info(),
+            Err(error) => Ok(DeviceInfo::new(id, &facts, Err(error))),
+        }
     }
 
     /// Returns the facts about the device, with its free memory as of now.
     pub fn info(&self) -> Result<DeviceInfo, GpuError> {
         let [free_bytes, total_bytes] = self.inner.memory()?;
-        let facts = &self.inner.facts;
         Ok(DeviceInfo {
-            id: self.inner.id,
-            name: facts.name.clone(),
-            architecture: facts.architecture.clone(),
             total_bytes,
-            free_bytes,
-            integrated: facts.integrated,
-            n_compute_units: facts.n_compute_units,
-            max_shared_bytes: facts.max_shared_bytes,
-            driver_version: facts.driver_version.clone(),
-            runtime_version: facts.runtime_version.clone(),
-            image: Ok(self.inner.target.clone()),
+            free_bytes: Some(free_bytes),
+            ..DeviceInfo::new(
+                self.inner.id,
+                &self.inner.facts,
+                Ok(self.inner.target.clone()),
+            )
         })
     }
 
@@ -327,6 +317,11 @@ impl Gpu {
     /// Bytes of device memory allocated through this handle and its clones.
     pub fn allocated_bytes(&self) -> u64 {
         self.inner.allocated.load(Ordering::Relaxed)
+    }
+
+    /// Whether it shares the system memory.
+    pub fn is_integrated(&self) -> bool {
+        self.inner.facts.integrated
     }
 
     /// Compute units or multiprocessors.

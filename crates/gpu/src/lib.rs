@@ -23,6 +23,7 @@ mod operands;
 pub mod ops;
 mod pinned;
 mod roofline;
+mod selection;
 mod self_test;
 mod step;
 mod trace;
@@ -54,6 +55,7 @@ pub use operands::{
 };
 pub use pinned::Pinned;
 pub use roofline::{Factors, MatrixStep, matrix_ops, multiply_all, read_all, read_bandwidth};
+pub use selection::{Candidate, Reason, Selection, candidates};
 pub use self_test::{SelfTest, self_test};
 pub use step::{KeptState, SeqRows, SeqState, States, Step};
 pub use trace::{KernelTime, Trace, n_traced};

@@ -77,7 +77,7 @@ impl Ceilings {
         let roofline = gpu::roofline(config)?;
         let id = match config.id {
             Some(id) => Some(id),
-            None => gpu::first(&config.open).ok(),
+            None => gpu::best(&config.open).ok().map(|best| best.chosen.id),
         };
         let start_us = match id {
             Some(id) => Some(launch_us(&Gpu::open_with(id, &config.open)?)?),

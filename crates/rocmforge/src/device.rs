@@ -13,7 +13,7 @@ pub enum Device {
     #[default]
     Auto,
     Cpu,
-    /// The first GPU.
+    /// The best GPU: discrete before integrated, then the one with more memory.
     Gpu,
     /// A GPU by its id, such as `hip:0` or `cuda:1`.
     Id(DeviceId),
@@ -39,7 +39,7 @@ impl FromStr for Device {
 #[derive(Debug)]
 pub struct Found {
     pub device: rocmforge_engine::Device,
-    /// Why an automatic choice passed over a GPU of this machine.
+    /// Which GPU was chosen of several, or why an automatic choice uses none of them.
     pub notices: Vec<String>,
 }
 
@@ -49,21 +49,24 @@ impl Device {
     /// An automatic choice falls back to the CPU. Another choice is checked when the engine starts.
     pub fn find(self, gpu: GpuConfig) -> Found {
         let on_gpu = |id| rocmforge_engine::Device::Gpu(GpuConfig { id, ..gpu.clone() });
-        let (device, errors) = match self {
-            Device::Cpu => (rocmforge_engine::Device::Cpu, Vec::new()),
-            Device::Id(id) => (on_gpu(Some(id)), Vec::new()),
-            Device::Gpu => (on_gpu(None), Vec::new()),
-            Device::Auto => match gpu::first(&gpu.open) {
-                Ok(id) => (on_gpu(Some(id)), Vec::new()),
-                Err(errors) => (rocmforge_engine::Device::Cpu, errors),
+        let found = |device, notices| Found { device, notices };
+        match self {
+            Device::Cpu => found(rocmforge_engine::Device::Cpu, Vec::new()),
+            Device::Id(id) => found(on_gpu(Some(id)), Vec::new()),
+            Device::Gpu | Device::Auto => match gpu::best(&gpu.open) {
+                Ok(best) => {
+                    let has_others = !best.passed_over.is_empty();
+                    let notices = has_others.then(|| best.to_string()).into_iter().collect();
+                    found(on_gpu(Some(best.chosen.id)), notices)
+                }
+                // The engine reports why.
+                Err(_) if self == Device::Gpu => found(on_gpu(None), Vec::new()),
+                Err(errors) => {
+                    let errors = errors.iter().filter(|error| is_about_a_gpu(error));
+                    let notices = errors.map(|error| format!("{error}; running on the CPU"));
+                    found(rocmforge_engine::Device::Cpu, notices.collect())
+                }
             },
-        };
-        let errors = errors.iter().filter(|error| is_about_a_gpu(error));
-        Found {
-            device,
-            notices: errors
-                .map(|error| format!("{error}; running on the CPU"))
-                .collect(),
         }
     }
 }

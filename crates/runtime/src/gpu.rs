@@ -39,8 +39,8 @@ pub use crate::offload::{Experts, GpuLayers, Offload};
 pub(crate) use choices::{Choices, Choosing};
 use compile::Segment;
 pub use device::{
-    DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, first, image_targets,
-    read_bandwidth, roofline, survey, tuning_key,
+    Candidate, DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Selection, Survey, Variants,
+    best, candidates, image_targets, read_bandwidth, roofline, survey, tuning_key,
 };
 pub(crate) use device::{heads_bytes, kv_type, weight_bytes};
 pub(crate) use limits::check;

@@ -11,7 +11,7 @@ use crate::tuning::TuningStore;
 /// Selects a GPU and how to run on it.
 #[derive(Debug, Clone, Default)]
 pub struct GpuConfig {
-    /// `None` selects the first usable GPU ([`first`](crate::gpu::first)).
+    /// `None` selects the best usable GPU ([`best`](crate::gpu::best)).
     pub id: Option<DeviceId>,
     pub open: OpenOptions,
     pub graphs: Graphs,

@@ -109,11 +109,10 @@ struct Memory {
 
 impl Memory {
     fn of(gpu: &Gpu) -> Result<Memory, RuntimeError> {
-        let info = gpu.info()?;
         Ok(Memory {
-            gpu: info.free_bytes,
+            gpu: gpu.free_bytes()?,
             machine: memory::available_bytes(),
-            is_shared: info.integrated,
+            is_shared: gpu.is_integrated(),
         })
     }
 }

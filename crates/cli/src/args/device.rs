@@ -42,7 +42,7 @@ pub struct DeviceArgs {
 pub struct OnArgs {
     /// Device: auto, cpu, gpu, hip:N or cuda:N
     ///
-    /// auto: the first GPU that this build has kernels for, else the CPU; hip:N: an AMD GPU; cuda:N: an NVIDIA GPU; host: a
+    /// auto: the best GPU that this build has kernels for, else the CPU; hip:N: an AMD GPU; cuda:N: an NVIDIA GPU; host: a
     /// slow emulated GPU, for tests
     #[arg(
         long,

@@ -193,15 +193,16 @@ fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
     Ok(vec![match with(device)? {
         EngineDevice::Cpu => BenchDevice::Cpu,
         EngineDevice::Gpu(config) => {
-            let first = || {
-                gpu::first(&config.open).map_err(|errors| {
+            let best = || {
+                let best = gpu::best(&config.open).map(|best| best.chosen.id);
+                best.map_err(|errors| {
                     let reasons: Vec<String> = errors.iter().map(ToString::to_string).collect();
                     RuntimeError::Device(DeviceError::NoGpu {
                         reasons: reasons.join("; "),
                     })
                 })
             };
-            let id = config.id.map_or_else(first, Ok)?;
+            let id = config.id.map_or_else(best, Ok)?;
             BenchDevice::Gpu(id, config)
         }
     }])

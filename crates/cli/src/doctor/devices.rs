@@ -14,7 +14,6 @@ use super::hardware::{PciGpu, Vendor};
 use super::report::{Check, Status};
 use crate::embedded;
 use crate::flags::NO_KERNELS;
-use crate::output::size;
 
 /// The vendors' libraries: which ones were loaded, and why others were not. Those that the machine has no GPU for may be
 /// missing, unless the user names them.
@@ -131,12 +130,14 @@ pub fn kernels(gpus: &[PciGpu]) -> Check {
 pub fn device(info: &DeviceInfo, options: &OpenOptions) -> Vec<Check> {
     let id = info.id.to_string();
     let detail = format!(
-        "{}, {}, {} compute units, {} available of {}, driver {}",
+        "{}{}, {}, {} compute units, driver {}",
         escape_control(&info.name),
+        info.pci_address
+            .iter()
+            .map(|at| format!(" at {at}"))
+            .collect::<String>(),
         info.architecture,
         info.n_compute_units,
-        size(info.free_bytes),
-        size(info.total_bytes),
         info.driver_version,
     );
     let image = match &info.image {

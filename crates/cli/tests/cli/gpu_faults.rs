@@ -360,6 +360,42 @@ fn uses_a_gpu_with_correct_results() {
     assert_eq!(checked["text"], run(&["--device", "cpu"])["text"]);
 }
 
+/// An integrated GPU does not hide the card, and is never opened: the stub ends the process that does.
+#[test]
+fn the_card_is_chosen_and_the_choice_is_said() {
+    let Some(image) = image() else { return };
+    let faults = [
+        "-DN_DEVICES=2",
+        "-DINTEGRATED=1",
+        "-DLARGE=1",
+        "-DCLOSED=1",
+        "-DANY_KERNEL",
+        "-DFREE_BYTES=1<<30",
+    ];
+    for vendor in VENDORS {
+        let Some(library) = stub(&vendor, "cli-two", &faults) else {
+            return;
+        };
+        let kind = vendor.device.split(':').next().unwrap();
+        for device in ["auto", "gpu"] {
+            let flags = [
+                "--device",
+                device,
+                "--gpu-image",
+                &image,
+                "--gpu-check",
+                "never",
+                "--no-graphs",
+            ];
+            let run = generate(&vendor, &library, &flags).ok();
+            let expected = format!(
+                "notice: {kind}:1 (Stub 9000) was chosen; passed over: {kind}:0 (Stub 9000): it shares the CPU's memory\n"
+            );
+            assert!(run.stderr.contains(&expected), "{}", run.stderr);
+        }
+    }
+}
+
 /// Runs `doctor --json` with this library for `vendor` and none for the other.
 fn doctor(vendor: &Vendor, library: &Path, image: &str) -> Run {
     let mut command = command(&["doctor", "--json"]);

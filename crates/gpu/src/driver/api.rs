@@ -76,6 +76,10 @@ calls! {
     device_name = "hipDeviceGetName" | "cuDeviceGetName": fn(*mut c_char, i32, i32);
     /// Attribute numbers are the vendor's own.
     device_attribute = "hipDeviceGetAttribute" | "cuDeviceGetAttribute": fn(*mut i32, i32, i32);
+    /// The bytes of a device's memory. The device need not be open.
+    total_memory = "hipDeviceTotalMem" | "cuDeviceTotalMem_v2": fn(*mut usize, i32);
+    /// Such as `0000:03:00.0`.
+    pci_bus_id = "hipDeviceGetPCIBusId" | "cuDeviceGetPCIBusId": fn(*mut c_char, i32, i32);
     driver_version = "hipDriverGetVersion" | "cuDriverGetVersion": fn(*mut i32);
     /// Free and total bytes of the current device.
     memory_info = "hipMemGetInfo" | "cuMemGetInfo_v2": fn(*mut usize, *mut usize);

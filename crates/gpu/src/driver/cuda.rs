@@ -133,6 +133,8 @@ impl VendorApi for Cuda {
             n_multiprocessors,
             n_compute_units: n_multiprocessors,
             integrated: attribute(INTEGRATED)? != 0,
+            total_bytes: driver.total_bytes(device),
+            pci_address: driver.pci_address(device),
             max_shared_bytes: attribute(MAX_SHARED_BYTES_OPTIN)?.max(0) as u32,
             clock_khz: 1_000_000,
             driver_version: kernel_driver_version().unwrap_or_default(),

@@ -6,7 +6,7 @@ use std::{env, fs};
 use libloading::Library;
 
 use super::api::{Handle, functions};
-use super::{Context, Driver, Facts, VendorApi, c_string, kfd};
+use super::{Context, Driver, Facts, VendorApi, kfd};
 use crate::error::GpuError;
 
 /// Library locations: the newest major version first, then ROCm installations that the linker does not know.
@@ -39,7 +39,6 @@ functions! {
     struct HipCalls;
     set_device = "hipSetDevice": fn(i32);
     runtime_version = "hipRuntimeGetVersion": fn(*mut i32);
-    pci_bus_id = "hipDeviceGetPCIBusId": fn(*mut c_char, i32, i32);
     module_load = "hipModuleLoadData": fn(*mut Handle, *const c_void);
 }
 
@@ -99,15 +98,9 @@ impl Hip {
         if let Some(name) = architecture_in(&bytes[PROPERTIES_NAME..]) {
             return Ok(name);
         }
-        let mut bus = [0u8; 64];
-        // SAFETY: the driver writes at most `bus.len()` bytes.
-        let code =
-            unsafe { (self.calls.pci_bus_id)(bus.as_mut_ptr().cast(), bus.len() as i32, ordinal) };
-        if code != 0 {
-            return Err(driver.error("hipDeviceGetPCIBusId", code, ""));
-        }
         let nodes = kfd::nodes(kfd::TOPOLOGY.as_ref());
-        let at = kfd::parse_bus_id(&c_string(&bus));
+        let at = driver.pci_address(ordinal);
+        let at = at.and_then(|address| kfd::parse_bus_id(&address));
         let node = nodes.iter().find(|node| Some(node.location) == at);
         Ok(node.map_or_else(|| "unknown".into(), |node| node.architecture.clone()))
     }
@@ -145,6 +138,8 @@ impl VendorApi for Hip {
             n_compute_units: count(PHYSICAL_MULTIPROCESSOR_COUNT)
                 .map_or(n_multiprocessors, |n| n.max(n_multiprocessors)),
             integrated: driver.attribute(INTEGRATED, ordinal)? != 0,
+            total_bytes: driver.total_bytes(ordinal),
+            pci_address: driver.pci_address(ordinal),
             max_shared_bytes: MAX_SHARED_BYTES,
             clock_khz: driver
                 .attribute(WALL_CLOCK_RATE, ordinal)

@@ -67,6 +67,12 @@ pub(crate) fn parse_bus_id(text: &str) -> Option<(u32, u32)> {
     Some((domain, bus << 8 | device << 3 | function))
 }
 
+/// Formats the kernel's numbers as `0000:03:00.0`.
+pub(crate) fn bus_id(domain: u32, location: u32) -> String {
+    let (bus, device, function) = (location >> 8 & 0xff, location >> 3 & 0x1f, location & 7);
+    format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,6 +94,10 @@ mod tests {
             (120001, "gfx1201"),
         ] {
             assert_eq!(architecture(version), name);
+        }
+        for text in ["0000:03:00.0", "0001:c3:1f.7"] {
+            let (domain, location) = parse_bus_id(text).unwrap();
+            assert_eq!(bus_id(domain, location), text);
         }
         assert_eq!(nodes(Path::new("/nowhere")), []);
     }

@@ -27,6 +27,10 @@ pub(crate) struct Facts {
     pub(crate) n_compute_units: u32,
     /// Whether it shares the system memory.
     pub(crate) integrated: bool,
+    /// 0 if the driver does not say.
+    pub(crate) total_bytes: u64,
+    /// Its place on the PCI bus, as the kernel writes it: `0000:03:00.0`.
+    pub(crate) pci_address: Option<String>,
     /// Maximum shared memory of a block.
     pub(crate) max_shared_bytes: u32,
     /// Thousands of ticks per second of `device_clock()`; 0 if the driver does not report it.
@@ -204,6 +208,27 @@ impl Driver {
         let code = unsafe { (self.calls.device_attribute)(&raw mut value, number, ordinal) };
         self.check("device_attribute", code)?;
         Ok(value)
+    }
+
+    /// Returns the memory of a device that need not be open; 0 if the driver does not say.
+    fn total_bytes(&self, ordinal: i32) -> u64 {
+        let mut bytes = 0;
+        // SAFETY: `bytes` is written before the call returns.
+        match unsafe { (self.calls.total_memory)(&raw mut bytes, ordinal) } {
+            0 => bytes as u64,
+            _ => 0,
+        }
+    }
+
+    /// Returns the PCI address in the kernel's form, if the driver says it.
+    fn pci_address(&self, ordinal: i32) -> Option<String> {
+        let mut text = [0u8; 64];
+        // SAFETY: the driver writes at most `text.len()` bytes, the last one a NUL.
+        let code = unsafe {
+            (self.calls.pci_bus_id)(text.as_mut_ptr().cast(), text.len() as i32, ordinal)
+        };
+        let (domain, location) = (code == 0).then(|| kfd::parse_bus_id(&c_string(&text)))??;
+        Some(kfd::bus_id(domain, location))
     }
 
     fn device_name(&self, ordinal: i32) -> Result<String, GpuError> {

@@ -157,8 +157,109 @@ fn lists_devices() {
         [amd.max_shared_bytes, nvidia.max_shared_bytes],
         [65536, 232448]
     );
-    assert_eq!([amd.free_bytes, amd.total_bytes], [1000, 4000]);
+    assert_eq!((amd.free_bytes, amd.total_bytes), (Some(1000), 4000));
+    assert_eq!(
+        [&amd.pci_address, &nvidia.pci_address].map(|address| address.as_deref()),
+        [Some("0000:03:00.0"), Some("0000:c3:00.0")]
+    );
     assert_eq!(amd.image.as_deref(), Ok(options.image.as_deref().unwrap()));
+}
+
+/// Of all GPUs of a vendor the best is opened, and no other: the stub ends the process that opens it.
+#[test]
+fn only_the_best_gpu_is_opened() {
+    // Integrated and large, discrete, discrete and large.
+    let faults = ["-DN_DEVICES=3", "-DINTEGRATED=1", "-DLARGE=5", "-DCLOSED=3"];
+    for id in VENDORS {
+        let Some(options) = stub(id, "several", &faults) else {
+            return;
+        };
+        let none = Some("/no/such/library.so".into());
+        let options = match id {
+            DeviceId::Hip(_) => OpenOptions {
+                cuda_library: none,
+                ..options
+            },
+            _ => OpenOptions {
+                hip_library: none,
+                ..options
+            },
+        };
+        let (gpu, selection) = Gpu::open_best(&options).unwrap();
+        let kind = if id == VENDORS[0] { "hip" } else { "cuda" };
+        assert_eq!(gpu.id().to_string(), format!("{kind}:2"));
+        let expected = format!(
+            "{kind}:2 (Stub 9000) was chosen; passed over: {kind}:1 (Stub 9000): it has less memory; {kind}:0 (Stub \
+             9000): it shares the CPU's memory"
+        );
+        assert_eq!(selection.to_string(), expected);
+    }
+}
+
+/// An AMD GPU in the CPU does not hide NVIDIA's card; CUDA is not asked where AMD has a card.
+#[test]
+fn discrete_before_integrated_over_vendors() {
+    let of = |id, name, faults: &[&str]| stub(id, name, faults);
+    let (Some(integrated), Some(discrete), Some(cuda)) = (
+        of(VENDORS[0], "apu", &["-DINTEGRATED=1", "-DCLOSED=1"]),
+        of(VENDORS[0], "card", &[]),
+        of(VENDORS[1], "card", &[]),
+    ) else {
+        return;
+    };
+    let with_cuda = |hip: OpenOptions, cuda_library| OpenOptions {
+        cuda_library,
+        ..hip
+    };
+    let options = with_cuda(integrated, cuda.cuda_library);
+    let (gpu, _) = Gpu::open_best(&options).unwrap();
+    assert_eq!(gpu.id(), VENDORS[1]);
+    let options = with_cuda(discrete, Some("/no/such/library.so".into()));
+    let (gpu, selection) = Gpu::open_best(&options).unwrap();
+    assert_eq!((gpu.id(), selection.passed_over.len()), (VENDORS[0], 0));
+}
+
+/// A GPU that cannot be opened is passed over, and an error if there is no other.
+#[test]
+fn the_next_best_gpu_is_opened_if_the_best_fails() {
+    let (Some(broken), Some(cuda)) = (
+        stub(VENDORS[0], "unset", &["-DSET_CODE=46"]),
+        stub(VENDORS[1], "next", &[]),
+    ) else {
+        return;
+    };
+    let options = OpenOptions {
+        cuda_library: cuda.cuda_library,
+        ..broken.clone()
+    };
+    let (gpu, selection) = Gpu::open_best(&options).unwrap();
+    assert_eq!(gpu.id(), VENDORS[1]);
+    let text = selection.to_string();
+    assert!(
+        text.contains("passed over: hip:0 (Stub 9000): hipSetDevice failed with 46"),
+        "{text}"
+    );
+    let options = OpenOptions {
+        cuda_library: Some("/no/such/library.so".into()),
+        ..broken
+    };
+    let errors = Gpu::open_best(&options).err().unwrap();
+    assert!(
+        errors
+            .iter()
+            .any(|error| error.to_string().starts_with("hipSetDevice")),
+        "{errors:?}"
+    );
+}
+
+/// On RDNA, HIP's multiprocessors are pairs of compute units.
+#[test]
+fn compute_units_are_counted_one_by_one() {
+    let Some(options) = stub(VENDORS[0], "units", &["-DUNITS=192"]) else {
+        return;
+    };
+    let gpu = Gpu::open_with(VENDORS[0], &options).unwrap();
+    assert_eq!(gpu.n_compute_units(), 192);
 }
 
 #[test]

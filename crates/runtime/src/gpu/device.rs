@@ -1,7 +1,8 @@
 //! Opens and measures GPUs.
 
 pub use rocmforge_gpu::{
-    DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Survey, Variants, image_targets,
+    Candidate, DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Selection, Survey, Variants,
+    candidates, image_targets,
 };
 
 use std::sync::Arc;
@@ -22,9 +23,13 @@ impl GpuConfig {
     pub(crate) fn open(&self) -> Result<Gpu, RuntimeError> {
         let gpu = match self.id {
             Some(id) => Gpu::open_with(id, &self.open)?,
-            None => open_first(&self.open).map_err(|errors| DeviceError::NoGpu {
-                reasons: reasons(&errors),
-            })?,
+            None => match Gpu::open_best(&self.open) {
+                Ok((gpu, _)) => gpu,
+                Err(errors) => {
+                    let reasons = reasons(&errors);
+                    return Err(DeviceError::NoGpu { reasons }.into());
+                }
+            },
         };
         match &self.tuning.store {
             Some(store) => {
@@ -36,23 +41,12 @@ impl GpuConfig {
     }
 }
 
-/// Returns the first GPU that this build has kernels for, AMD before NVIDIA.
+/// Chooses the best GPU of this machine that this build has kernels for, and that can be opened. No other is opened.
 ///
 /// # Errors
-/// One per device that cannot be used.
-pub fn first(options: &OpenOptions) -> Result<DeviceId, Vec<GpuError>> {
-    open_first(options).map(|gpu| gpu.id())
-}
-
-fn open_first(options: &OpenOptions) -> Result<Gpu, Vec<GpuError>> {
-    let mut errors = Vec::new();
-    for id in [DeviceId::Hip(0), DeviceId::Cuda(0)] {
-        match Gpu::open_with(id, options) {
-            Ok(gpu) => return Ok(gpu),
-            Err(error) => errors.push(error),
-        }
-    }
-    Err(errors)
+/// One for each device that cannot be used, and for each driver that has none.
+pub fn best(options: &OpenOptions) -> Result<Selection, Vec<GpuError>> {
+    Gpu::open_best(options).map(|(_, selection)| selection)
 }
 
 /// Joins errors into one line.

@@ -82,6 +82,8 @@ pub(super) fn driver() -> Driver {
         device_count,
         device_name,
         device_attribute,
+        total_memory,
+        pci_bus_id,
         driver_version,
         memory_info,
         alloc,
@@ -132,6 +134,8 @@ impl VendorApi for Host {
             n_multiprocessors: 4,
             n_compute_units: 4,
             integrated: true,
+            total_bytes: crate::memory::meminfo_bytes("MemTotal").unwrap_or(0),
+            pci_address: None,
             max_shared_bytes: max_shared_bytes(persona),
             clock_khz: 1_000_000,
             driver_version: String::new(),
@@ -278,6 +282,14 @@ unsafe extern "C" fn device_name(_: *mut c_char, _: i32, _: i32) -> i32 {
 
 unsafe extern "C" fn device_attribute(_: *mut i32, _: i32, _: i32) -> i32 {
     fail("attributes are not numbered")
+}
+
+unsafe extern "C" fn total_memory(_: *mut usize, _: i32) -> i32 {
+    fail("the size of the memory is in the facts")
+}
+
+unsafe extern "C" fn pci_bus_id(_: *mut c_char, _: i32, _: i32) -> i32 {
+    fail("the emulator is on no bus")
 }
 
 unsafe extern "C" fn driver_version(version: *mut i32) -> i32 {
