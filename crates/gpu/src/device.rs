@@ -149,14 +149,19 @@ pub struct OpenOptions {
     pub variants: Variants,
     /// Limit on the bytes of all buffers; `None` for what the device has.
     pub memory_bytes: Option<u64>,
-    /// HIP library to load instead of searching the usual places.
+    /// HIP library to load instead of searching for it ([`hip_libraries`](crate::hip_libraries)).
     pub hip_library: Option<PathBuf>,
     /// CUDA library to load instead of searching the usual places.
     pub cuda_library: Option<PathBuf>,
+    /// Where ROCm is, to look for HIP there first.
+    pub rocm_path: Option<PathBuf>,
+    /// Prefixes of active Python environments, which may have HIP in AMD's wheels.
+    pub python_prefixes: Vec<PathBuf>,
 }
 
 impl OpenOptions {
-    /// Reads `ROCMFORGE_GPU_IMAGE`, `ROCMFORGE_HIP_LIBRARY` and `ROCMFORGE_CUDA_LIBRARY`. No other code reads them.
+    /// Reads `ROCMFORGE_GPU_IMAGE`, `ROCMFORGE_HIP_LIBRARY`, `ROCMFORGE_CUDA_LIBRARY`, `ROCM_PATH`, and the prefixes of
+    /// Python in `VIRTUAL_ENV` and `CONDA_PREFIX`. No other code reads them.
     pub fn from_env() -> OpenOptions {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         OpenOptions {
@@ -165,19 +170,17 @@ impl OpenOptions {
             image: set("ROCMFORGE_GPU_IMAGE").map(|name| name.to_string_lossy().into_owned()),
             hip_library: set("ROCMFORGE_HIP_LIBRARY").map(PathBuf::from),
             cuda_library: set("ROCMFORGE_CUDA_LIBRARY").map(PathBuf::from),
+            rocm_path: set("ROCM_PATH").map(PathBuf::from),
+            python_prefixes: ["VIRTUAL_ENV", "CONDA_PREFIX"]
+                .into_iter()
+                .filter_map(set)
+                .map(PathBuf::from)
+                .collect(),
         }
     }
 
     pub(crate) fn driver(&self, vendor: Vendor) -> Result<&'static Driver, GpuError> {
-        let library = match vendor {
-            Vendor::Hip => &self.hip_library,
-            Vendor::Cuda => &self.cuda_library,
-            Vendor::Host => &None,
-        };
-        match library {
-            Some(library) => Driver::get(vendor, std::slice::from_ref(library)),
-            None => Driver::get(vendor, &driver::usual_libraries(vendor)),
-        }
+        Driver::get(vendor, &driver::libraries(vendor, self))
     }
 }
 

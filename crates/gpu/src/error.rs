@@ -4,11 +4,13 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GpuError {
     /// No library of the driver could be opened.
-    #[error("no {driver} driver library: {text}; {}", advice_for_library(driver))]
+    #[error("no {driver} driver library: {text}; {advice}")]
     NoLibrary {
         driver: &'static str,
         /// The dynamic linker's message for each place.
         text: String,
+        /// What to install.
+        advice: String,
     },
     /// The driver's library is too old, or not the library its name says.
     #[error("{library} has no function {symbol}; {}", advice_for_symbol(driver))]
@@ -154,18 +156,6 @@ impl GpuError {
             GpuError::Lost { .. } => true,
             GpuError::Driver { code, .. } => crate::driver::api::code::is_fatal(*code),
             _ => false,
-        }
-    }
-}
-
-fn advice_for_library(driver: &str) -> &'static str {
-    match driver {
-        "HIP" => {
-            "on a machine with an AMD GPU, install the HIP runtime (package hip-runtime-amd, rocm-hip-runtime or \
-             libamdhip64)"
-        }
-        _ => {
-            "on a machine with an NVIDIA GPU, install the NVIDIA driver (which contains libcuda.so.1)"
         }
     }
 }

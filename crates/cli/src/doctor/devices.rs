@@ -253,6 +253,7 @@ mod tests {
             errors: vec![GpuError::NoLibrary {
                 driver: "HIP",
                 text: "not found".into(),
+                advice: "install it".into(),
             }],
             ..Survey::default()
         };

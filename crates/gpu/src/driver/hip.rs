@@ -9,14 +9,6 @@ use super::api::{Handle, functions};
 use super::{Context, Driver, Facts, VendorApi, kfd};
 use crate::error::GpuError;
 
-/// Library locations: the newest major version first, then ROCm installations that the linker does not know.
-pub(super) const LIBRARIES: &[&str] = &[
-    "libamdhip64.so.7",
-    "libamdhip64.so.6",
-    "libamdhip64.so.5",
-    "/opt/rocm/lib/libamdhip64.so",
-];
-
 // Values of hipDeviceAttribute_t since ROCm 5.
 const INTEGRATED: i32 = 16;
 /// Work-group processors on RDNA, which are pairs of compute units.

@@ -5,14 +5,17 @@ mod cuda;
 mod hip;
 pub(crate) mod host;
 mod kfd;
+pub(crate) mod libraries;
+pub(crate) mod packages;
 
 use std::error::Error as _;
 use std::ffi::c_void;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use libloading::Library;
 
+use crate::device::OpenOptions;
 use crate::error::{GpuError, advice};
 use api::{Calls, Field, Handle, Launch, Vendor, code, name_of};
 
@@ -259,14 +262,28 @@ pub(crate) fn label(vendor: Vendor) -> &'static str {
     }
 }
 
-/// Returns where to look for the vendor's library.
-pub(crate) fn usual_libraries(vendor: Vendor) -> Vec<PathBuf> {
-    let names: &[&str] = match vendor {
-        Vendor::Hip => hip::LIBRARIES,
-        Vendor::Cuda => cuda::LIBRARIES,
-        Vendor::Host => &[],
-    };
-    names.iter().map(PathBuf::from).collect()
+/// Returns where to look for the vendor's library, in order.
+pub(crate) fn libraries(vendor: Vendor, options: &OpenOptions) -> Vec<PathBuf> {
+    match (vendor, &options.cuda_library) {
+        (Vendor::Hip, _) => {
+            let all = libraries::hip_libraries(Path::new("/"), options).into_iter();
+            all.map(|(path, _)| path).collect()
+        }
+        (Vendor::Cuda, Some(library)) => vec![library.clone()],
+        (Vendor::Cuda, None) => cuda::LIBRARIES.iter().map(PathBuf::from).collect(),
+        (Vendor::Host, _) => Vec::new(),
+    }
+}
+
+/// Returns what to install if the vendor's library is missing.
+fn advice_for_library(vendor: Vendor) -> String {
+    match vendor {
+        Vendor::Hip => {
+            let os_release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+            packages::hip_advice(&os_release, Path::new("/opt"))
+        }
+        _ => "on a machine with an NVIDIA GPU, install the NVIDIA driver (which contains libcuda.so.1)".into(),
+    }
 }
 
 fn open_first(vendor: Vendor, libraries: &[PathBuf]) -> Result<(PathBuf, Library), GpuError> {
@@ -292,6 +309,7 @@ fn open_first(vendor: Vendor, libraries: &[PathBuf]) -> Result<(PathBuf, Library
     Err(GpuError::NoLibrary {
         driver: label(vendor),
         text: said.join("; "),
+        advice: advice_for_library(vendor),
     })
 }
 
