@@ -360,6 +360,27 @@ fn uses_a_gpu_with_correct_results() {
     assert_eq!(checked["text"], run(&["--device", "cpu"])["text"]);
 }
 
+/// A driver that records no graph: the steps are launched one by one.
+#[test]
+fn steps_are_launched_if_no_graph_can_be_recorded() {
+    let Some(image) = image() else { return };
+    let works = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30"];
+    let faults = [&works[..], &["-DCAPTURE_CODE=901"]].concat();
+    for vendor in VENDORS {
+        let (Some(whole), Some(no_capture)) = (
+            stub(&vendor, "cli-launches", &works),
+            stub(&vendor, "cli-no-capture", &faults),
+        ) else {
+            return;
+        };
+        let on = ["--device", vendor.device, "--gpu-image", &image];
+        let flags = [&on[..], &["--gpu-check", "never", "--ignore-eos"]].concat();
+        let launched = generate(&vendor, &whole, &[&flags[..], &["--no-graphs"]].concat()).ok();
+        let fallen_back = generate(&vendor, &no_capture, &flags).ok();
+        assert_eq!(fallen_back.stdout, launched.stdout);
+    }
+}
+
 /// An integrated GPU does not hide the card, and is never opened: the stub ends the process that does.
 #[test]
 fn the_card_is_chosen_and_the_choice_is_said() {

@@ -32,6 +32,8 @@ impl GpuBackend {
         let expected = self.hash_steps()?;
         self.options.graphs = Graphs::On;
         let problem = match self.hash_steps() {
+            // Without graphs, since recording one has failed.
+            Ok(_) if self.options.graphs == Graphs::Off => return Ok(false),
             Ok(got) if got == expected => return Ok(true),
             Ok(_) => "gives different results from separate launches".to_string(),
             Err(RuntimeError::Device(DeviceError::Gpu(error))) if error.is_fatal() => {
@@ -41,13 +43,18 @@ impl GpuBackend {
         };
         self.graphs.clear();
         self.memory.step.restart(&self.gpu)?;
+        self.stop_graphs(&problem);
+        Ok(false)
+    }
+
+    /// Turns graphs off because of a problem, with a notice. Recorded graphs may be in use, and stay.
+    pub(super) fn stop_graphs(&mut self, problem: &str) {
         self.options.graphs = Graphs::Off;
         self.notices.push(format!(
             "the graph of a step {problem} on {}; steps run without graphs, which is slower \
              (turning graphs off avoids this check)",
             self.name
         ));
-        Ok(false)
     }
 
     /// Runs the compared steps; returns a hash of each step's logits and exports.

@@ -288,8 +288,15 @@ impl GpuBackend {
                 return self.launch(segment, shape);
             }
             Some(None) => {
-                let graph = self.gpu.capture(|| self.launch(segment, shape))?;
-                self.graphs.insert(key, Some(graph));
+                match self.gpu.capture(|| self.launch(segment, shape)) {
+                    Ok(graph) => drop(self.graphs.insert(key, Some(graph))),
+                    Err(error) if error.is_fatal() => return Err(error),
+                    // Nothing of the step was queued.
+                    Err(error) => {
+                        self.stop_graphs(&format!("cannot be recorded ({error})"));
+                        return self.launch(segment, shape);
+                    }
+                }
             }
             Some(Some(_)) => {}
         }
