@@ -348,6 +348,10 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Also write a tar file for a report: the output, versions, variables and the kernel's lines about GPUs, without
+    /// your name and home folder
+    #[arg(long, value_name = "FILE")]
+    pub bundle: Option<PathBuf>,
     /// Check the results of an emulated GPU, too, such as host:gfx11, if the build has it
     #[arg(long, value_name = "DEVICE", value_parser = emulated_gpu)]
     pub emulated: Option<DeviceId>,

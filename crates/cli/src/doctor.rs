@@ -1,18 +1,26 @@
 //! `rocmforge doctor`: finds out what works on this machine, and says what to do about what does not.
 
 mod access;
+mod bundle;
 mod devices;
+mod environment;
+mod groups;
 mod hardware;
+mod libraries;
+mod memory;
 mod report;
 mod system;
+mod tar;
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use rocmforge_gguf::escape_control;
+use rocmforge_hub::display;
 use rocmforge_runtime::gpu::{self, OpenOptions};
 
 use crate::args::DoctorArgs;
-use crate::output::Out;
+use crate::output::{self, Out};
 use report::Report;
 
 /// The folder that `/proc`, `/sys`, `/dev` and `/etc` are in. Tests have others.
@@ -32,6 +40,10 @@ impl Root {
 
 pub fn run(args: &DoctorArgs) -> Result<()> {
     let root = Root("/".into());
+    let bundle = match &args.bundle {
+        Some(path) => Some((bundle::create(path)?, path)),
+        None => None,
+    };
     let mut report = Report::default();
     report.add(system::system(&root));
     report.add(system::cpu());
@@ -40,13 +52,20 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     for check in access::checks(&root, &hardware) {
         report.add(check);
     }
-    report.add(access::environment(|name| std::env::var(name).ok()));
+    report.add(environment::environment(|name| {
+        let value = std::env::var_os(name)?;
+        Some(escape_control(&value.to_string_lossy()).into_owned())
+    }));
     let options = OpenOptions::from_env();
     let survey = gpu::survey(&options);
+    report.add(libraries::found(&root, &options, &survey));
     for check in devices::libraries(&survey, &hardware, &options) {
         report.add(check);
     }
     report.add(devices::kernels(&hardware));
+    for check in memory::memory(&root, &hardware, &survey) {
+        report.add(check);
+    }
     for info in &survey.devices {
         for check in devices::device(info, &options) {
             report.add(check);
@@ -63,6 +82,10 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         false => report.print(&mut out)?,
     }
     out.finish()?;
+    if let Some((file, path)) = bundle {
+        bundle::write(file, path, &root, &report, &survey)?;
+        output::note(&format!("wrote {}", display::path(path)));
+    }
     match report.has_failed() {
         true => bail!("{}", report.next()),
         false => Ok(()),

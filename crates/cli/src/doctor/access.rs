@@ -1,23 +1,13 @@
-//! What stands between the user and the GPUs: kernel drivers, device files, groups, and the environment.
+//! What stands between the user and the GPUs: kernel drivers, device files, and groups.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::Root;
 use super::hardware::{PciGpu, Vendor};
 use super::report::{Check, Status};
-
-/// Variables that hide GPUs or change what a driver says about them.
-const VARIABLES: [&str; 6] = [
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "CUDA_VISIBLE_DEVICES",
-    "HSA_OVERRIDE_GFX_VERSION",
-    "ROCM_PATH",
-];
+use super::{Root, groups};
 
 /// Checks the kernel drivers of the GPUs, and whether this user may open AMD's device files.
 pub fn checks(root: &Root, gpus: &[PciGpu]) -> Vec<Check> {
@@ -25,7 +15,9 @@ pub fn checks(root: &Root, gpus: &[PciGpu]) -> Vec<Check> {
     let mut checks = Vec::new();
     if of(Vendor::Amd).next().is_some() {
         checks.push(amdgpu(root, of(Vendor::Amd)));
-        checks.push(device_files(root));
+        let files = device_files(root);
+        let groups = groups::groups(root, files.status);
+        checks.extend([files, groups]);
     }
     if of(Vendor::Nvidia).next().is_some() {
         checks.push(nvidia(root, of(Vendor::Nvidia)));
@@ -130,44 +122,12 @@ fn denial(root: &Root, path: &Path) -> Option<String> {
     let shown = shown.replace("//", "/");
     Some(match (error.kind(), fs::metadata(path)) {
         (ErrorKind::PermissionDenied, Ok(file)) => {
-            format!("no permission for {shown} (group {})", file.gid())
+            let group = groups::name_of(root, file.gid());
+            let group = group.map(|name| format!("{name}, ")).unwrap_or_default();
+            format!("no permission for {shown} (group {group}{})", file.gid())
         }
         _ => format!("{shown}: {error}"),
     })
-}
-
-/// Lists the variables that are set.
-pub fn environment(get: impl Fn(&str) -> Option<String>) -> Check {
-    const NAME: &str = "environment";
-    let set = VARIABLES
-        .iter()
-        .filter_map(|name| Some((*name, get(name)?)));
-    let set: Vec<(&str, String)> = set.collect();
-    let list: Vec<String> = set
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
-    let hides = |(name, value): &&(&str, String)| {
-        (name.ends_with("_DEVICES") || *name == "GPU_DEVICE_ORDINAL")
-            && matches!(value.trim(), "" | "-1" | "NoDevFiles")
-    };
-    if let Some((name, _)) = set.iter().find(hides) {
-        return Check::new(NAME, Status::Warning, list.join(", "))
-            .advice(format!("{name} hides all GPUs: unset {name}"));
-    }
-    if set
-        .iter()
-        .any(|(name, _)| *name == "HSA_OVERRIDE_GFX_VERSION")
-    {
-        return Check::new(NAME, Status::Warning, list.join(", ")).advice(
-            "HSA_OVERRIDE_GFX_VERSION makes a GPU run the machine code of another one, with wrong results if they \
-             differ: unset it",
-        );
-    }
-    match list.is_empty() {
-        true => Check::new(NAME, Status::Ok, "no variable hides or renames GPUs"),
-        false => Check::new(NAME, Status::Ok, list.join(", ")),
-    }
 }
 
 #[cfg(test)]
@@ -183,9 +143,10 @@ mod tests {
         }
     }
 
+    /// Of all but the groups, which have tests of their own.
     fn states(checks: &[Check]) -> Vec<(Status, &str)> {
         let mut states = Vec::new();
-        for check in checks {
+        for check in checks.iter().filter(|check| check.name != "groups") {
             states.push((check.status, check.detail.as_str()));
         }
         states
@@ -270,23 +231,5 @@ mod tests {
             states(&found),
             [(Status::Failed, "NVIDIA's kernel driver is not loaded")]
         );
-    }
-
-    #[test]
-    fn variables_that_hide_gpus_are_named() {
-        let with = |name: &'static str, value: &'static str| {
-            environment(move |asked| (asked == name).then(|| value.into()))
-        };
-        assert_eq!(environment(|_| None).status, Status::Ok);
-        assert_eq!(with("HIP_VISIBLE_DEVICES", "0").status, Status::Ok);
-        for (name, value) in [
-            ("HIP_VISIBLE_DEVICES", "-1"),
-            ("CUDA_VISIBLE_DEVICES", ""),
-            ("HSA_OVERRIDE_GFX_VERSION", "11.0.0"),
-        ] {
-            let check = with(name, value);
-            assert_eq!(check.status, Status::Warning, "{name}");
-            assert!(check.advice.unwrap().contains(name));
-        }
     }
 }

@@ -95,7 +95,8 @@ pub fn kernels(gpus: &[PciGpu]) -> Check {
             true => Status::Skipped,
             false => Status::Warning,
         };
-        return Check::new(NAME, status, NO_KERNELS);
+        let why = why_left_out(left_out());
+        return Check::new(NAME, status, [NO_KERNELS, &why].concat());
     }
     let damaged: Vec<String> = images()
         .iter()
@@ -115,15 +116,27 @@ pub fn kernels(gpus: &[PciGpu]) -> Check {
             .fatal();
     }
     let detail = format!("{} modules for {}", images().len(), targets.join(", "));
-    match left_out().first() {
-        Some((target, reason)) if !gpus.is_empty() => Check::new(
-            NAME,
-            Status::Warning,
-            format!("{detail}; not for {target}: {reason}"),
-        )
-        .advice("build again without this problem if a GPU here needs it"),
-        _ => Check::new(NAME, Status::Ok, detail),
+    let detail = detail + &why_left_out(left_out());
+    match left_out().is_empty() || gpus.is_empty() {
+        true => Check::new(NAME, Status::Ok, detail),
+        false => Check::new(NAME, Status::Warning, detail)
+            .advice("build again without this problem if a GPU here needs it"),
     }
+}
+
+/// Says which targets the build left out, and why; empty for none. Targets with the same reason are named together.
+fn why_left_out(left_out: &[(&str, &str)]) -> String {
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (target, reason) in left_out {
+        match reasons.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, targets)) => targets.push(target),
+            None => reasons.push((reason, vec![target])),
+        }
+    }
+    let parts = reasons
+        .iter()
+        .map(|(reason, targets)| format!("; not for {}: {reason}", targets.join(", ")));
+    parts.collect()
 }
 
 /// Checks a device: its facts, its bandwidth, and its results.
@@ -243,6 +256,17 @@ mod tests {
             device: "0x2330".into(),
             driver: Some("nvidia".into()),
         }
+    }
+
+    #[test]
+    fn targets_that_were_left_out_are_named_with_the_reason() {
+        assert_eq!(why_left_out(&[]), "");
+        let old = "clang 20 omits a wait";
+        let left_out = [("gfx1200", old), ("gfx942", "no lld"), ("gfx1201", old)];
+        assert_eq!(
+            why_left_out(&left_out),
+            "; not for gfx1200, gfx1201: clang 20 omits a wait; not for gfx942: no lld"
+        );
     }
 
     /// A library that works but offers no GPU, though there is one, and one that no GPU needs.

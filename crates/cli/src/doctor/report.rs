@@ -123,6 +123,12 @@ impl Report {
     }
 
     pub fn print(&self, out: &mut Out) -> Result<()> {
+        out.line(self.text().trim_end())
+    }
+
+    /// The checks, the verdict and the next step, in lines.
+    pub fn text(&self) -> String {
+        let mut lines = Vec::new();
         let width = self.checks.iter().map(|check| check.name.len()).max();
         let width = width.unwrap_or(0);
         for check in &self.checks {
@@ -132,13 +138,13 @@ impl Report {
                 Status::Failed => "FAILED",
                 Status::Skipped => "skipped",
             };
-            out.line(&format!(
+            lines.push(format!(
                 "{status:<8} {:<width$}  {}",
                 check.name, check.detail
-            ))?;
+            ));
             let is_bad = matches!(check.status, Status::Warning | Status::Failed);
             if let Some(advice) = check.advice.as_ref().filter(|_| is_bad) {
-                out.line(&format!("{:<8} {:<width$}  -> {advice}", "", ""))?;
+                lines.push(format!("{:<8} {:<width$}  -> {advice}", "", ""));
             }
         }
         let verdict = match self.verdict() {
@@ -146,8 +152,9 @@ impl Report {
             Verdict::Degraded => "degraded: models run, but see above",
             Verdict::Failed => "FAILED",
         };
-        out.line(&format!("\nverdict  {verdict}"))?;
-        out.line(&format!("next     {}", self.next()))
+        lines.push(format!("\nverdict  {verdict}"));
+        lines.push(format!("next     {}\n", self.next()));
+        lines.join("\n")
     }
 }
 

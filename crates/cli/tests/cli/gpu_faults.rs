@@ -86,7 +86,7 @@ fn generate(vendor: &Vendor, library: &Path, flags: &[&str]) -> Run {
 }
 
 /// Runs the program, which must end by itself.
-fn in_time(mut command: Command) -> Run {
+pub(crate) fn in_time(mut command: Command) -> Run {
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -415,109 +415,4 @@ fn the_card_is_chosen_and_the_choice_is_said() {
             assert!(run.stderr.contains(&expected), "{}", run.stderr);
         }
     }
-}
-
-/// Runs `doctor --json` with this library for `vendor` and none for the other.
-fn doctor(vendor: &Vendor, library: &Path, image: &str) -> Run {
-    let mut command = command(&["doctor", "--json"]);
-    for other in VENDORS {
-        let library = match other.name == vendor.name {
-            true => library,
-            false => Path::new("/no/such/library.so"),
-        };
-        command.env(other.library(), library);
-    }
-    command.env("ROCMFORGE_GPU_IMAGE", image);
-    in_time(command)
-}
-
-/// The status and the detail of a check.
-fn check<'a>(report: &'a Value, name: &str) -> [&'a str; 2] {
-    let checks = report["checks"].as_array().unwrap();
-    let check = checks.iter().find(|check| check["name"] == name);
-    let check = check.unwrap_or_else(|| panic!("no check {name}: {report}"));
-    ["status", "detail"].map(|key| check[key].as_str().unwrap())
-}
-
-/// Faults of a driver leave the CPU; wrong results do not pass.
-#[test]
-fn doctor_names_what_is_wrong() {
-    let Some(image) = image() else { return };
-    for vendor in VENDORS {
-        let [library, device] = [
-            format!("{} library", vendor.name),
-            vendor.device.to_string(),
-        ];
-        let driver = format!("{} driver", vendor.name);
-        let call = |name: &str| format!("{}{name}", vendor.prefix);
-        let works = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30"];
-        let refuses = [&works[..], &["-DLAUNCH_CODE=701"]].concat();
-        let cases: [(&str, &[&str], &str, &str, String); 4] = [
-            (
-                "symbol",
-                &["-DWITHOUT_GRAPHS"],
-                "degraded",
-                &library,
-                call("GraphLaunch"),
-            ),
-            (
-                "init",
-                &["-DINIT_CODE=3"],
-                "degraded",
-                &driver,
-                call("Init"),
-            ),
-            (
-                "refuse",
-                &refuses,
-                "degraded",
-                &format!("{device} results"),
-                "701".into(),
-            ),
-            (
-                "wrong",
-                &works,
-                "failed",
-                &format!("{device} results"),
-                "are wrong".into(),
-            ),
-        ];
-        for (name, faults, verdict, failed, part) in cases {
-            // The stub of CUDA refuses kernels of Hopper, which are the first that are wrong.
-            if name == "wrong" && vendor.name == "CUDA" {
-                continue;
-            }
-            let Some(library) = stub(&vendor, &format!("doctor-{name}"), faults) else {
-                return;
-            };
-            let run = doctor(&vendor, &library, &image);
-            let report: Value = serde_json::from_slice(&run.stdout).unwrap();
-            assert_eq!(report["verdict"], verdict, "{name}: {report}");
-            assert_eq!(run.code, Some(i32::from(verdict == "failed")), "{name}");
-            let [status, detail] = check(&report, failed);
-            assert_eq!(status, "failed", "{name}: {detail}");
-            assert!(detail.contains(&part), "{name}: {detail}");
-            assert_eq!(check(&report, "cpu results")[0], "ok");
-            assert_ne!(report["next"], "", "{name}");
-        }
-    }
-}
-
-#[test]
-fn doctor_finds_missing_libraries_and_whole_kernels() {
-    let none = Path::new("/no/such/library.so");
-    let report = doctor(&VENDORS[0], none, "").ok().json();
-    assert_eq!(report["verdict"], "degraded");
-    for vendor in VENDORS {
-        let [status, detail] = check(&report, &format!("{} library", vendor.name));
-        assert_eq!(status, "failed");
-        assert!(detail.contains("install"), "{detail}");
-    }
-    let has_kernels = !run(&["devices", "--json"]).json()["images"]
-        .as_array()
-        .unwrap()
-        .is_empty();
-    let [status, _] = check(&report, "kernels");
-    assert!(has_kernels && status == "ok" || !has_kernels && status != "ok");
-    assert_eq!(check(&report, "cpu results")[0], "ok");
 }

@@ -11,6 +11,7 @@ mod chat;
 mod check;
 mod commands;
 mod compare;
+mod doctor;
 #[cfg(unix)]
 mod embed;
 mod external;

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use crate::program::{command, run, run_with_stdin};
 
 /// All commands, with theirs.
-const COMMANDS: [&str; 34] = [
+const COMMANDS: [&str; 35] = [
     "",
     "generate",
     "chat",
@@ -38,6 +38,7 @@ const COMMANDS: [&str; 34] = [
     "tune",
     "check",
     "devices",
+    "doctor",
     "models",
     "completions",
     "man",
