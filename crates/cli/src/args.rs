@@ -24,6 +24,7 @@ mod sampling;
 mod serve;
 mod speculation;
 mod suite;
+mod targets;
 
 pub use answer::{AnswerArgs, ChatArgs, GenerateArgs, PromptArgs, StructureArgs, TemplateArgs};
 pub use baseline::{
@@ -47,6 +48,7 @@ pub use sampling::SamplingArgs;
 pub use serve::{BenchServeArgs, ServeArgs};
 pub use speculation::{DraftBy, Speculation, SpeculationArgs};
 pub use suite::{BenchCommand, ModelSuiteArgs, SuiteArgs, SuiteCommand, SuiteDevice};
+pub use targets::{Metric, Targets};
 
 /// Run GGUF language models on this machine
 #[derive(Debug, Parser)]

@@ -3,6 +3,7 @@
 //! The flags expand to [`Test`]s (their cross product, in llama-bench's order); `measure` runs each on the same engine
 //! as `generate`, `report` prints it. `suite` has the bench suites, which are subcommands.
 
+mod gate;
 mod measure;
 pub mod report;
 mod serve;
@@ -33,6 +34,7 @@ use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
+use gate::Gate;
 use measure::{Bench, Machine};
 use report::{Printer, Record, model_type};
 
@@ -106,6 +108,7 @@ pub struct Subject {
 struct Results<'a> {
     printer: Printer,
     keeper: Keeper<'a>,
+    gate: Gate,
 }
 
 pub fn run(args: &BenchArgs) -> Result<()> {
@@ -115,6 +118,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         None => {}
     }
     let tests = tests(args)?;
+    let gate = Gate::new(args.target.as_ref(), &tests)?;
     let isa = resolve::isa(args.isa)?;
     let offloads = offloads(args);
     let on_gpu = offloads.iter().copied().filter(is_for_gpu);
@@ -125,6 +129,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         resolve::refuse_without_layers(&args.on.gpu, experts(args))?;
     }
     let device = resolve::engine_device(&args.on)?;
+    if let Device::Cpu = device {
+        gate.refuse_without_gpu()?;
+    }
     let interrupt = Interrupt::install()?;
     // Opens all files before the first measurement, to report wrong paths early.
     let keeper = Keeper::open(&args.keep)?;
@@ -152,6 +159,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut results = Results {
         printer: Printer::new(args.output, Out::new()),
         keeper,
+        gate,
     };
     results.printer.header(&tests)?;
     let mut run = Run {
@@ -169,7 +177,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let kept = results
         .keeper
         .finish(|report| results.printer.report(report));
-    result.and(kept)
+    result.and(kept).and(results.gate.finish())
 }
 
 /// Returns the cross product of the flags.
@@ -504,6 +512,12 @@ impl Run<'_, '_> {
             (_, None) => {}
         }
         if let Pass::All = round.pass {
+            let memory = bench.backend_info().device_memory;
+            let gpu_bytes = memory.map(|memory| memory.total);
+            round.bar.suspend(|| {
+                let gate = &mut self.results.gate;
+                gate.judge(&name, test, &measured.samples, gpu_bytes);
+            });
             self.kept.push(Kept {
                 name: kept_name,
                 subject: group.subject,

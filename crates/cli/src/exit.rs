@@ -20,6 +20,8 @@ pub enum Early {
     HardwareMismatch(String),
     /// A comparison with a baseline could not be judged, and that is to fail.
     Inconclusive(String),
+    /// A benchmark missed a target.
+    TargetMissed(String),
     /// A server has lost its only model.
     ModelFailed(String),
     /// Wrong usage that clap cannot detect.
@@ -35,6 +37,7 @@ impl fmt::Display for Early {
             | Early::HardwareMismatch(message)
             | Early::Inconclusive(message)
             | Early::ModelFailed(message)
+            | Early::TargetMissed(message)
             | Early::Usage(message) => f.write_str(message),
         }
     }
@@ -61,6 +64,9 @@ pub const INCONCLUSIVE: u8 = 5;
 /// Exit code of a server whose only model has failed, such as by a lost device.
 pub const MODEL_FAILED: u8 = 6;
 
+/// Exit code of a benchmark that missed a target.
+pub const TARGET_MISSED: u8 = 7;
+
 /// Longest message of an error, in characters.
 const MAX_MESSAGE_CHARS: usize = 8000;
 
@@ -74,6 +80,7 @@ pub fn code_and_message(error: &Error) -> (u8, Option<String>) {
         Some(Early::HardwareMismatch(message)) => (HARDWARE_MISMATCH, Some(message.clone())),
         Some(Early::Inconclusive(message)) => (INCONCLUSIVE, Some(message.clone())),
         Some(Early::ModelFailed(message)) => (MODEL_FAILED, Some(message.clone())),
+        Some(Early::TargetMissed(message)) => (TARGET_MISSED, Some(message.clone())),
         None => {
             let cause = Cause::of(error);
             let code = match &cause {

@@ -326,6 +326,8 @@ Examples:
       Decode several sequences together; the rate counts the tokens of all.
   rocmforge bench -m model.gguf -o json | \\
     jq '.[] | {n_prompt, n_gen, avg_ts, roofline_share}'
+  rocmforge bench -m model.gguf --target ttft_ms=200,tokens_s=40
+      Exit code 7 if the prompt takes longer, or the generation is slower.
   rocmforge bench --synthetic llama-3.1-8b:Q4_K_M
       Random weights in the shape of that model; no download needed.
   rocmforge bench matmul --filter Q4_K

@@ -8,7 +8,9 @@ use rocmforge_bench::export::Form;
 use rocmforge_runtime::gpu::GpuLayers;
 
 use super::context::page;
-use super::{BenchCommand, IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SpeculationArgs};
+use super::{
+    BenchCommand, IsaArg, KeepArgs, KvTypeArg, LoadArgs, OnArgs, SpeculationArgs, Targets,
+};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -89,6 +91,11 @@ pub struct BenchArgs {
     pub cpu_moe: bool,
     #[command(flatten)]
     pub speculation: SpeculationArgs,
+    /// Limits: ttft_ms of prompts, tokens_s of generation, vram_gb; exit code 7 if one is missed
+    ///
+    /// Such as ttft_ms=200,tokens_s=40,vram_gb=6; medians are judged
+    #[arg(long, value_name = "NAME=N,...")]
+    pub target: Option<Targets>,
     /// Repetitions of each test
     #[arg(
         short,

@@ -208,3 +208,50 @@ fn rejects_bad_tests_before_measuring() {
     run.fails(1, "models/none.gguf");
     assert_eq!(run.text(), "");
 }
+
+/// Limits that any machine keeps or misses.
+#[test]
+fn missed_targets_have_an_exit_code() {
+    let bench = |target: &str| {
+        let flags = [
+            "bench",
+            "-p",
+            "8",
+            "-n",
+            "2",
+            "-r",
+            "1",
+            "--no-warmup",
+            "-o",
+            "json",
+        ];
+        run(&[&flags[..], &["--target", target]].concat())
+    };
+    let met = bench("ttft_ms=1000000000,tokens_s=0.000001").ok();
+    assert_eq!(met.json().as_array().unwrap().len(), 2);
+    assert!(
+        met.stderr.contains("target met: pp8: ttft_ms is"),
+        "{}",
+        met.stderr
+    );
+    let missed = bench("ttft_ms=0.000001,tokens_s=0.000001");
+    missed.fails(7, "a target was missed: pp8: ttft_ms is");
+    // All rows are printed.
+    let rows: Value = serde_json::from_slice(&missed.stdout).unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), 2);
+    bench("tokens_s=1000000000").fails(7, "tg2: tokens_s is");
+    for (target, part) in [
+        (
+            "speed=1",
+            "'speed' is no target; there are ttft_ms, tokens_s, vram_gb",
+        ),
+        (
+            "tokens_s=fast",
+            "'fast' of tokens_s is not a number above 0",
+        ),
+        ("vram_gb=6", "vram_gb is the memory of a GPU"),
+    ] {
+        bench(target).fails(2, part);
+    }
+    run(&["bench", "-n", "0", "--target", "tokens_s=1"]).fails(2, "no test measures tokens_s");
+}
