@@ -3,8 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::driver::api::Vendor;
+use crate::driver::libraries::HipFolders;
 use crate::driver::{self, Driver, Facts};
 use crate::error::GpuError;
 use crate::image::images;
@@ -153,10 +155,8 @@ pub struct OpenOptions {
     pub hip_library: Option<PathBuf>,
     /// CUDA library to load instead of searching the usual places.
     pub cuda_library: Option<PathBuf>,
-    /// Where ROCm is, to look for HIP there first.
-    pub rocm_path: Option<PathBuf>,
-    /// Prefixes of active Python environments, which may have HIP in AMD's wheels.
-    pub python_prefixes: Vec<PathBuf>,
+    /// Where HIP may be beside `/opt`.
+    pub hip_folders: Arc<HipFolders>,
 }
 
 impl OpenOptions {
@@ -170,12 +170,14 @@ impl OpenOptions {
             image: set("ROCMFORGE_GPU_IMAGE").map(|name| name.to_string_lossy().into_owned()),
             hip_library: set("ROCMFORGE_HIP_LIBRARY").map(PathBuf::from),
             cuda_library: set("ROCMFORGE_CUDA_LIBRARY").map(PathBuf::from),
-            rocm_path: set("ROCM_PATH").map(PathBuf::from),
-            python_prefixes: ["VIRTUAL_ENV", "CONDA_PREFIX"]
-                .into_iter()
-                .filter_map(set)
-                .map(PathBuf::from)
-                .collect(),
+            hip_folders: Arc::new(HipFolders {
+                rocm: set("ROCM_PATH").map(PathBuf::from),
+                python: ["VIRTUAL_ENV", "CONDA_PREFIX"]
+                    .into_iter()
+                    .filter_map(set)
+                    .map(PathBuf::from)
+                    .collect(),
+            }),
         }
     }
 

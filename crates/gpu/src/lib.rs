@@ -41,7 +41,7 @@ pub use batch::{
 pub use device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, image_targets};
 pub use driver::api::Field;
 pub use driver::host::checks::set_host_seed;
-pub use driver::libraries::{FoundBy, HIP_LIBRARIES, hip_libraries};
+pub use driver::libraries::{FoundBy, HIP_LIBRARIES, HipFolders, hip_libraries};
 pub use error::{BatchError, GpuError};
 pub use event::Event;
 pub use gpu::Gpu;

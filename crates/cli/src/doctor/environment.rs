@@ -82,7 +82,10 @@ fn hidden(get: impl Fn(&str) -> Option<String>) -> Option<String> {
             return Some(hides(name, "of AMD"));
         }
         let n_left = rocr.as_deref().map(n_visible);
-        let first = list.split(',').next().and_then(|n| n.trim().parse().ok());
+        let first = list
+            .split(',')
+            .next()
+            .and_then(|n| n.trim().parse::<usize>().ok());
         if let (Some(n_left), Some(first)) = (n_left, first)
             && first >= n_left
         {

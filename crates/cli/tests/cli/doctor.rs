@@ -224,8 +224,8 @@ fn bundle_has_what_a_report_needs_and_no_personal_path() {
     for vendor in VENDORS {
         command.env(vendor.library(), home.path().join("none.so"));
     }
-    let run = in_time(command).ok();
-    assert!(run.stderr.contains("wrote "), "{}", run.stderr);
+    let bundled = in_time(command).ok();
+    assert!(bundled.stderr.contains("wrote "), "{}", bundled.stderr);
     let bytes = fs::read(&file).unwrap();
     assert_eq!(bytes.len() % 512, 0);
     let text = String::from_utf8(bytes).unwrap();

@@ -14,9 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A vendor's names: of its API, in `--device`, and of its calls.
 pub(crate) struct Vendor {
-    name: &'static str,
+    pub(crate) name: &'static str,
     pub(crate) device: &'static str,
-    prefix: &'static str,
+    pub(crate) prefix: &'static str,
     launch: &'static str,
 }
 

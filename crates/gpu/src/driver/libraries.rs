@@ -47,6 +47,15 @@ impl fmt::Display for FoundBy {
     }
 }
 
+/// Folders that only the environment of the program names.
+#[derive(Clone, Debug, Default)]
+pub struct HipFolders {
+    /// Where ROCm is.
+    pub rocm: Option<PathBuf>,
+    /// Prefixes of active Python environments, which may have HIP in AMD's wheels.
+    pub python: Vec<PathBuf>,
+}
+
 /// Returns what to open, in this order: the file that the user named, and nothing else; else each file below
 /// `ROCM_PATH`, `/opt/rocm`, versions below `/opt`, and the Python environment; then the names for the dynamic linker.
 /// `root` is the folder that `/opt` is in.
@@ -56,19 +65,12 @@ pub fn hip_libraries(root: &Path, options: &OpenOptions) -> Vec<(PathBuf, FoundB
     }
     let opt = root.join("opt");
     let mut folders: Vec<(PathBuf, FoundBy)> = Vec::new();
-    folders.extend(
-        options
-            .rocm_path
-            .clone()
-            .map(|path| (path, FoundBy::RocmPath)),
-    );
+    let HipFolders { rocm, python } = &*options.hip_folders;
+    folders.extend(rocm.clone().map(|path| (path, FoundBy::RocmPath)));
     folders.push((opt.join("rocm"), FoundBy::OptRocm));
     let versions = versions(&opt).into_iter();
     folders.extend(versions.map(|path| (path, FoundBy::Version)));
-    let wheels = options
-        .python_prefixes
-        .iter()
-        .flat_map(|prefix| wheels(prefix));
+    let wheels = python.iter().flat_map(|prefix| wheels(prefix));
     folders.extend(wheels.map(|path| (path, FoundBy::Python)));
 
     let mut seen = Vec::new();
@@ -127,6 +129,7 @@ fn wheels(prefix: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::Arc;
 
     use super::*;
 
@@ -178,7 +181,10 @@ mod tests {
         machine.file("/opt/rocm/lib/libamdhip64.so.7");
         let options = OpenOptions {
             hip_library: Some("/my/hip.so".into()),
-            rocm_path: Some(machine.path("/opt/rocm")),
+            hip_folders: Arc::new(HipFolders {
+                rocm: Some(machine.path("/opt/rocm")),
+                python: Vec::new(),
+            }),
             ..OpenOptions::default()
         };
         let all = hip_libraries(machine.0.path(), &options);
@@ -215,8 +221,10 @@ mod tests {
         let wheel = "/venv/lib/python3.12/site-packages/_rocm_sdk_core/lib/libamdhip64.so.7";
         machine.file(wheel);
         let options = OpenOptions {
-            rocm_path: Some(machine.path("/home/me/rocm")),
-            python_prefixes: vec![machine.path("/venv")],
+            hip_folders: Arc::new(HipFolders {
+                rocm: Some(machine.path("/home/me/rocm")),
+                python: vec![machine.path("/venv")],
+            }),
             ..OpenOptions::default()
         };
         let expected = [
