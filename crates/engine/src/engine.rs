@@ -325,8 +325,9 @@ impl Engine {
         };
         let submitted = scheduled.is_some();
         if let Some((mut batch, record)) = scheduled {
-            let speculator = self.speculator.as_ref();
-            batch.exports = speculator.is_some_and(|speculator| speculator.takes_hidden(&record));
+            if let Some(speculator) = &mut self.speculator {
+                batch.exports = speculator.takes_hidden(&record, &self.scheduler);
+            }
             let shape = self.watcher.is_some().then(|| BatchShape::of(&batch));
             let overlaps = self.steps_in_flight == 1 || !self.in_flight.is_empty();
             let attempt = match &mut self.speculator {

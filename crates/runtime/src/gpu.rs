@@ -269,7 +269,7 @@ impl GpuBackend {
                 Ok(StepOutput {
                     step: step.batch.step,
                     rows,
-                    exports: self.batch_export(&step.batch),
+                    exports: self.batch_export(&step.batch, &step.queued),
                 })
             });
             (step.reply)(result);
@@ -395,8 +395,8 @@ impl OpData for Launcher<'_> {
 
 impl Backend for GpuBackend {
     fn submit(&mut self, batch: Batch, reply: Reply) {
-        let is_read = |step: &InFlight| !step.host_rows.is_empty() || step.batch.exports;
-        while self.in_flight.len() == N_SLOTS || self.in_flight.back().is_some_and(is_read) {
+        let needs_logits = |step: &InFlight| !step.host_rows.is_empty();
+        while self.in_flight.len() == N_SLOTS || self.in_flight.back().is_some_and(needs_logits) {
             self.finish_oldest();
         }
         let choices = Choices::of(&batch);

@@ -143,7 +143,7 @@ impl HybridBackend {
         let mut observer = self.observer.take();
         let rows = self.run_segments(batch, &mut observer, &mut timing);
         self.observer = observer;
-        let rows = rows?;
+        let (rows, exports) = rows?;
         self.needs_restart = false;
         if let (Some(mut timing), Some(observer)) = (timing, &mut self.step_observer) {
             timing.flush();
@@ -152,8 +152,7 @@ impl HybridBackend {
         Ok(StepOutput {
             step: batch.step,
             rows,
-            // One of them has it.
-            exports: [self.gpu.batch_export(batch), self.cpu.exports(batch)].concat(),
+            exports,
         })
     }
 
@@ -162,7 +161,7 @@ impl HybridBackend {
         batch: &Batch,
         observer: &mut Option<Box<dyn OpObserver>>,
         timing: &mut Option<Timing>,
-    ) -> Result<Vec<RowOutput>, RuntimeError> {
+    ) -> Result<(Vec<RowOutput>, Vec<f32>), RuntimeError> {
         let sampling_side = self.placement.output();
         let choices = match sampling_side {
             Side::Gpu => Choices::of(batch),
@@ -197,9 +196,15 @@ impl HybridBackend {
         }
         self.gpu.record_end(&queued)?;
         let rows = self.gpu.output(batch, &queued, &choices.host_rows)?;
+        // One of them has any.
+        let exports = [
+            self.gpu.batch_export(batch, &queued),
+            self.cpu.exports(batch),
+        ];
+        let exports = exports.concat();
         if sampling_side == Side::Gpu {
             self.cpu.set_last_sampled(&rows);
-            return Ok(rows);
+            return Ok((rows, exports));
         }
         if let Some(timing) = timing {
             timing.skip();
@@ -209,7 +214,7 @@ impl HybridBackend {
             timing.watch.lap(StepPart::Choose);
         }
         self.gpu.set_last_sampled(&rows);
-        Ok(rows)
+        Ok((rows, exports))
     }
 
     /// Copies the GPU buffers that the segment reads to the CPU, and waits for them.

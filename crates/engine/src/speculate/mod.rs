@@ -20,6 +20,7 @@ use crate::request::RequestId;
 use crate::scheduler::{Load, Scheduler, StepRecord};
 use crate::sequences::Slot;
 use gain::Gain;
+use hidden::MOST_WAITING;
 pub(crate) use length::Acceptance;
 use length::{Costs, Outlook, best_length};
 pub use model::ModelDrafter;
@@ -174,10 +175,27 @@ impl Speculator {
         }
     }
 
-    /// Whether the drafter takes hidden values of a step of these sequences.
-    pub(crate) fn takes_hidden(&self, record: &StepRecord) -> bool {
-        let has_room = record.members.len() <= self.drafter.most_sequences();
-        self.drafter.takes_hidden() && self.failure.is_none() && has_room
+    /// Whether the drafter takes hidden values of a step.
+    pub(crate) fn takes_hidden(&mut self, record: &StepRecord, scheduler: &Scheduler) -> bool {
+        if !self.drafter.takes_hidden() || self.failure.is_some() {
+            return false;
+        }
+        let steps = record.members.iter().zip(&record.computed);
+        if record.members.len() > self.drafter.most_sequences() {
+            // What it has of these sequences does not lead to their next tokens any more.
+            for (member, _) in steps {
+                if let Some(at) = self.known.iter().position(|(known, _)| *known == member.id) {
+                    self.known.swap_remove(at);
+                    self.drafter.end(member.id);
+                }
+            }
+            return false;
+        }
+        // Not those far before the end of a prompt.
+        { steps }.any(|(member, (first, rows))| {
+            let end = first + rows.len();
+            scheduler.sequence(member.slot).tokens.len() <= end + MOST_WAITING
+        })
     }
 
     /// Hands hidden values to the drafter, `[n_tokens, width]` of the step's tokens; none if it did not ask for them.

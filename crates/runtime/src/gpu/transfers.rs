@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use rocmforge_gpu::{Event, Gpu, GpuError, Pinned};
 
-use super::step::StepSizes;
+use super::step::{N_SLOTS, StepSizes};
 use super::{GpuBackend, QueuedStep};
 use rocmforge_plan::{Batch, BufferId, PlanPart};
 
@@ -14,6 +14,10 @@ pub(crate) struct Transfers {
     buffers: HashMap<BufferId, HostBuffer>,
     imports: Vec<BufferId>,
     exports: Vec<BufferId>,
+    /// What the steps in flight export beside the logits, by slot; allocated when it is first asked for.
+    of_steps: [Option<Pinned<f32>>; N_SLOTS],
+    /// Values that the largest step exports.
+    most_exported: usize,
 }
 
 struct HostBuffer {
@@ -27,9 +31,8 @@ struct HostBuffer {
 impl Transfers {
     pub(crate) fn new(gpu: &Gpu, part: &PlanPart, sizes: &StepSizes) -> Result<Self, GpuError> {
         let mut buffers = HashMap::new();
-        let (import, export) = (part.plan.import(), part.plan.export());
-        let of_batches = import.iter().chain(&export);
-        for id in part.imports.iter().chain(&part.exports).chain(of_batches) {
+        let of_batches = part.plan.import();
+        for id in part.imports.iter().chain(&part.exports).chain(&of_batches) {
             let info = part.plan.buffers[id.0 as usize];
             let n_rows = info.rows.rows(sizes.max_rows, sizes.max_logits);
             let buffer = HostBuffer {
@@ -43,6 +46,11 @@ impl Transfers {
             buffers,
             imports: part.imports.clone(),
             exports: part.exports.clone(),
+            of_steps: [const { None }; N_SLOTS],
+            most_exported: part.plan.export().map_or(0, |id| {
+                let info = part.plan.buffers[id.0 as usize];
+                info.rows.rows(sizes.max_rows, sizes.max_logits) * info.width
+            }),
         })
     }
 
@@ -123,21 +131,26 @@ impl GpuBackend {
         batch: &Batch,
         queued: &QueuedStep,
     ) -> Result<(), GpuError> {
-        match self.plan.export().filter(|_| batch.exports) {
-            Some(id) => self.queue_export(&[id], queued),
-            None => Ok(()),
-        }
+        let Some(id) = self.plan.export().filter(|_| batch.exports) else {
+            return Ok(());
+        };
+        let host = match &mut self.transfers.of_steps[queued.slot] {
+            Some(host) => host,
+            host => host.insert(Pinned::new(&self.gpu, self.transfers.most_exported)?),
+        };
+        self.gpu
+            .read_pinned(self.memory.buffer(id, &queued.shape), host)
     }
 
     /// Returns what a completed step exports, if it does.
-    pub(crate) fn batch_export(&self, batch: &Batch) -> Vec<f32> {
-        let Some(id) = self.plan.export().filter(|_| batch.exports) else {
+    pub(crate) fn batch_export(&self, batch: &Batch, queued: &QueuedStep) -> Vec<f32> {
+        let id = self.plan.export().filter(|_| batch.exports);
+        let host = &self.transfers.of_steps[queued.slot];
+        let (Some(id), Some(host)) = (id, host) else {
             return Vec::new();
         };
         let width = self.plan.buffers[id.0 as usize].width;
-        let mut values = vec![0.0; batch.tokens.len() * width];
-        self.read_export(id, &mut values);
-        values
+        host.read(0..batch.tokens.len() * width)
     }
 
     /// Waits for all queued work.
