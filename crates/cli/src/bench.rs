@@ -423,7 +423,8 @@ impl Run<'_, '_> {
         let speculation = &self.args.speculation.speculate;
         let bench = Bench::new(model, tests, on, &cache, speculation)
             .map_err(|error| no_room(error, tests))?;
-        if speculation.by != DraftBy::Nothing {
+        // Runs are compared with those of other programs and days.
+        if !matches!(speculation.by, DraftBy::Nothing | DraftBy::Auto) {
             let tokenizer = model_file::tokenizer(&self.subjects[subject].file, None)?;
             bench.speculate(speculation, model, tokenizer.as_deref(), &self.args.load)?;
         }

@@ -12,7 +12,8 @@ use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::BackendInfo;
 use rocmforge_text::tokenizer::Tokenizer;
 
-use crate::args::{DeviceArgs, LoadArgs, ModelArgs, Speculation};
+use crate::args::{DeviceArgs, DraftBy, LoadArgs, ModelArgs, Speculation};
+use crate::speculation::Drafting;
 use crate::{model_file, output, speculation};
 
 /// Whether a command needs a vocabulary.
@@ -120,24 +121,35 @@ impl Session {
             Vocabulary::Needed => Some(model_file::need_tokenizer(&file, pre)?),
             Vocabulary::Optional => model_file::tokenizer(&file, pre)?,
         };
-        let config = match speculation {
-            Some(speculation) => speculation::with_drafts(config, speculation, &model),
-            None => config,
-        };
         // First: the model may take what memory is left.
-        let drafting = match speculation {
+        let mut drafting = match speculation {
             Some(speculation) => {
                 speculation::drafter(speculation, (&model, tokenizer.as_deref()), load, &config)?
             }
             None => None,
         };
+        let start = |drafting: Option<&Drafting>| {
+            let config = speculation::beside(config.clone(), drafting);
+            start_or_fall_back(config, device.on.device, |config| {
+                Engine::start(&model, tokenizer.clone(), config)
+            })
+        };
+        let mut engine = start(drafting.as_ref());
+        // Nobody asked for drafts: the model gets the memory.
+        let is_cramped = match &engine {
+            Ok(Started { started, .. }) => !started.backend_info().parts.is_empty(),
+            Err(_) => true,
+        };
+        let is_auto = speculation.is_some_and(|speculation| speculation.by == DraftBy::Auto);
+        if is_cramped && is_auto && drafting.take().is_some() {
+            drop(engine);
+            engine = start(None);
+        }
         let Started {
             started: mut engine,
             config,
             not_on_gpu,
-        } = start_or_fall_back(config, device.on.device, |config| {
-            Engine::start(&model, tokenizer.clone(), config)
-        })?;
+        } = engine?;
         if let Some(error) = not_on_gpu {
             tell_fallback(&error);
         }
@@ -148,7 +160,10 @@ impl Session {
             ));
         }
         tell_backend(engine.backend_info());
-        if let Some((drafter, length)) = drafting {
+        if let Some(Drafting {
+            drafter, length, ..
+        }) = drafting
+        {
             engine.speculate(drafter, length);
         }
         let config = settled(config, engine.backend_info());

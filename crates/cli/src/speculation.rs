@@ -10,7 +10,7 @@ use rocmforge_engine::{
 use rocmforge_gguf::TokenId;
 use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::Started;
-use rocmforge_runtime::gpu::Offload;
+use rocmforge_runtime::gpu::{Offload, WhenIdle};
 use rocmforge_text::tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -21,19 +21,34 @@ use crate::{model_file, output};
 const DRAFTING_SEQUENCES: usize = 4;
 
 /// A drafter, and how much it drafts.
-pub type Drafting = Option<(Box<dyn Drafter>, DraftLength)>;
+pub struct Drafting {
+    pub drafter: Box<dyn Drafter>,
+    pub length: DraftLength,
+    /// What it takes of a GPU's memory.
+    device_bytes: u64,
+}
 
-/// Returns the settings of an engine for `model` whose sequences draft.
-pub fn with_drafts(config: EngineConfig, speculation: &Speculation, model: &Model) -> EngineConfig {
-    let drafts = match speculation.by {
-        DraftBy::Auto => model.plan.export().is_some(),
-        DraftBy::Nothing => false,
-        DraftBy::Ngram | DraftBy::Mtp | DraftBy::Model(_) => true,
-    };
+/// Returns the settings of an engine whose sequences draft up to `n_most` tokens.
+pub fn with_drafts(config: EngineConfig, n_most: usize) -> EngineConfig {
     EngineConfig {
-        max_draft: if drafts { speculation.n_most } else { 0 },
+        max_draft: n_most,
         ..config
     }
+}
+
+/// Returns the settings of an engine beside a drafter that has been started.
+pub fn beside(config: EngineConfig, drafting: Option<&Drafting>) -> EngineConfig {
+    let Some(drafting) = drafting else {
+        return config;
+    };
+    let (DraftLength::UpTo(n_most) | DraftLength::Always(n_most)) = drafting.length;
+    let mut config = with_drafts(config, n_most);
+    if let Device::Gpu(gpu) = &mut config.device
+        && let Some(limit) = &mut gpu.open.memory_bytes
+    {
+        *limit = limit.saturating_sub(drafting.device_bytes);
+    }
+    config
 }
 
 /// Starts what drafts for `model`, which will run with `config`.
@@ -45,43 +60,60 @@ pub fn drafter(
     (model, tokenizer): (&Model, Option<&Tokenizer>),
     load: &LoadArgs,
     config: &EngineConfig,
-) -> Result<Drafting> {
-    let drafter: Box<dyn Drafter> = match &speculation.by {
+) -> Result<Option<Drafting>> {
+    let (drafter, device_bytes): (Box<dyn Drafter>, u64) = match &speculation.by {
         DraftBy::Nothing => return Ok(None),
         DraftBy::Auto if model.plan.export().is_none() => return Ok(None),
         DraftBy::Auto => match own_drafter(model, config) {
-            Ok(drafter) => Box::new(drafter),
+            Ok((drafter, n_bytes)) => (Box::new(drafter), n_bytes),
             Err(error) => {
                 output::note(&format!("notice: answers are not drafted: {error:#}"));
                 return Ok(None);
             }
         },
-        DraftBy::Ngram => Box::new(NgramDrafter::default()),
-        DraftBy::Mtp => Box::new(own_drafter(model, config)?),
-        DraftBy::Model(file) => Box::new(model_drafter(file, (model, tokenizer), load, config)?),
+        DraftBy::Ngram => (Box::new(NgramDrafter::default()), 0),
+        DraftBy::Mtp => {
+            let (drafter, n_bytes) = own_drafter(model, config)?;
+            (Box::new(drafter), n_bytes)
+        }
+        DraftBy::Model(file) => {
+            let (drafter, n_bytes) = model_drafter(file, (model, tokenizer), load, config)?;
+            (Box::new(drafter), n_bytes)
+        }
     };
-    Ok(Some((drafter, DraftLength::UpTo(speculation.n_most))))
+    Ok(Some(Drafting {
+        drafter,
+        length: DraftLength::UpTo(speculation.n_most),
+        device_bytes,
+    }))
 }
 
-/// Starts the layers of the model's file that predict further tokens ahead.
-fn own_drafter(model: &Model, config: &EngineConfig) -> Result<ModelDrafter> {
+/// Starts the layers of the model's file that predict further tokens ahead. Also returns what they take of a GPU's memory.
+fn own_drafter(model: &Model, config: &EngineConfig) -> Result<(ModelDrafter, u64)> {
     let drafts = model.drafter()?;
-    let (started, page) = start(&drafts, model, config)
-        .context("cannot start the layers that predict further tokens ahead")?;
+    let n_ctx = config.usual_ctx(model);
+    let (started, page) = start(&drafts, [n_ctx, n_ctx], config).context(
+        "cannot start the layers that predict further tokens ahead; --speculate off does without",
+    )?;
     let (n_vocab, width) = (model.config.n_vocab, model.config.n_embd);
-    Ok(ModelDrafter::of_hidden(started, page, n_vocab, width))
+    let n_bytes = device_bytes(&started);
+    let drafter = ModelDrafter::of_hidden(started, page, n_vocab, width);
+    Ok((drafter, n_bytes))
 }
 
-/// Starts a model that drafts for `model`.
-fn start(drafts: &Model, model: &Model, config: &EngineConfig) -> Result<(Started, usize)> {
-    let n_seqs = config.max_seqs.min(DRAFTING_SEQUENCES);
-    let n_ctx = config.usual_ctx(model).min(drafts.config.n_ctx_train);
+/// Starts a model that drafts, with a context and a cache of these numbers of tokens.
+fn start(
+    drafts: &Model,
+    [n_ctx, n_cached]: [usize; 2],
+    config: &EngineConfig,
+) -> Result<(Started, usize)> {
     let mut its_config = EngineConfig {
         n_ctx: Some(n_ctx),
-        max_seqs: n_seqs,
-        kv_tokens: KvTokens::Exactly(n_ctx * n_seqs),
+        max_seqs: config.max_seqs.min(DRAFTING_SEQUENCES),
+        kv_tokens: KvTokens::Exactly(n_cached),
         context_policy: ContextPolicy::Stop,
         max_draft: 0,
+        max_batch_tokens: config.max_batch_tokens.min(ModelDrafter::MAX_TOKENS),
         // One draft is made after the other.
         steps_in_flight: 1,
         ..config.clone()
@@ -89,9 +121,16 @@ fn start(drafts: &Model, model: &Model, config: &EngineConfig) -> Result<(Starte
     if let Device::Gpu(gpu) = &mut its_config.device {
         // Those of the model that checks are about its own layers.
         gpu.offload = Offload::default();
+        // It would measure beside the model's steps.
+        gpu.tuning.when_idle = WhenIdle::Wait;
     }
     let started = rocmforge_runtime::start(drafts, &its_config)?;
     Ok((started, its_config.page))
+}
+
+fn device_bytes(started: &Started) -> u64 {
+    let memory = started.executor.info().device_memory;
+    memory.map_or(0, |memory| memory.total)
 }
 
 fn model_drafter(
@@ -99,7 +138,7 @@ fn model_drafter(
     (model, tokenizer): (&Model, Option<&Tokenizer>),
     load: &LoadArgs,
     config: &EngineConfig,
-) -> Result<ModelDrafter> {
+) -> Result<(ModelDrafter, u64)> {
     let file = model_file::open(Some(&path.to_path_buf()), load)?;
     let label = &file.label;
     // Adapters are of the model that checks.
@@ -121,14 +160,14 @@ fn model_drafter(
             "{label} has another vocabulary: token {id} is not the same; use a drafter of the same family"
         );
     }
-    let (started, page) = start(&drafts, model, config)
+    let n_ctx = config.usual_ctx(model).min(drafts.config.n_ctx_train);
+    let n_cached = n_ctx * config.max_seqs.min(DRAFTING_SEQUENCES);
+    let (started, page) = start(&drafts, [n_ctx, n_cached], config)
         .with_context(|| format!("cannot start {label}, which is to draft"))?;
-    Ok(ModelDrafter::new(
-        started,
-        page,
-        drafts.config.n_vocab,
-        model.config.n_vocab,
-    ))
+    let n_bytes = device_bytes(&started);
+    let (own_vocab, n_vocab) = (drafts.config.n_vocab, model.config.n_vocab);
+    let drafter = ModelDrafter::new(started, page, own_vocab, n_vocab);
+    Ok((drafter, n_bytes))
 }
 
 /// Returns the first token that differs. Vocabularies may be padded to another length.

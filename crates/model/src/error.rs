@@ -14,9 +14,13 @@ pub enum LoadError {
     UnsupportedArchitecture { name: String, supported: String },
     #[error("this {arch} model computes embeddings, not text; load it for embeddings")]
     EmbeddingsOnly { arch: String },
-    #[error("this {arch} file has no layers that predict further tokens ahead")]
+    #[error(
+        "this {arch} file has no layers that predict further tokens ahead; draft with ngram or draft:FILE"
+    )]
     NoDrafter { arch: String },
-    #[error("the layers of {arch} files that predict further tokens ahead are not supported")]
+    #[error(
+        "the layers of {arch} files that predict further tokens ahead are not supported; draft with ngram or draft:FILE"
+    )]
     UnknownDrafter { arch: String },
     #[error("this {arch} model uses {feature}, which is not supported")]
     UnsupportedFeature { arch: String, feature: String },

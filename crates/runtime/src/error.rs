@@ -69,7 +69,7 @@ pub enum ConfigError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    #[error("the compute thread stopped unexpectedly: {reason}")]
+    #[error("the device's code stopped unexpectedly: {reason}")]
     WorkerGone { reason: String },
     #[error(
         "the GPU returned the results of step {found} for step {step}, which is a driver fault; turn graphs off"

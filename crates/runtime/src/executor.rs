@@ -222,7 +222,10 @@ impl Pending {
         if let Some(backend) = &self.backend {
             loop {
                 match self.result.try_recv() {
-                    Ok(result) => return result,
+                    Ok(result) => {
+                        backend.end_step();
+                        return result;
+                    }
                     Err(mpsc::TryRecvError::Disconnected) => return Err(no_answer()),
                     Err(mpsc::TryRecvError::Empty) => {
                         backend.call(|backend| backend.finish(Wait::Oldest))

@@ -11,7 +11,7 @@
 
 use crate::resolve;
 use crate::session;
-use crate::speculation;
+use crate::speculation::{self, Drafting};
 use rocmforge::parts::{Started, settled, start_or_fall_back};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use rocmforge_runtime::gpu::Offload;
 use rocmforge_text::tokenizer::Tokenizer;
 
 use super::Test;
-use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg, LoadArgs, Speculation};
+use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg, DraftBy, LoadArgs, Speculation};
 use crate::interrupt::Working;
 
 /// Where a group of tests runs.
@@ -107,7 +107,11 @@ impl Bench {
             n_threads: Some(tests[0].n_threads),
             ..resolve::cache_config(cache, Some(depth + after))
         };
-        let config = speculation::with_drafts(config.on(device.clone()), speculation, model);
+        let n_draft = match speculation.by {
+            DraftBy::Auto | DraftBy::Nothing => 0,
+            DraftBy::Ngram | DraftBy::Mtp | DraftBy::Model(_) => speculation.n_most,
+        };
+        let config = speculation::with_drafts(config.on(device.clone()), n_draft);
         let Started {
             started: requests,
             config,
@@ -146,8 +150,9 @@ impl Bench {
         load: &LoadArgs,
     ) -> Result<()> {
         let model = (model, tokenizer);
-        if let Some((drafter, length)) =
-            speculation::drafter(speculation, model, load, &self.config)?
+        if let Some(Drafting {
+            drafter, length, ..
+        }) = speculation::drafter(speculation, model, load, &self.config)?
         {
             self.requests.speculate(drafter, length)?;
         }

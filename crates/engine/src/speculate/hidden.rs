@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// The most tokens of which hidden values wait: a drafter sees no more of a long prompt.
+/// At least so many of the last tokens' hidden values wait, and less than twice as many: a drafter sees no more of a long prompt.
 pub(crate) const MOST_WAITING: usize = 2048;
 
 /// Hidden values of consecutive tokens.
@@ -33,7 +33,10 @@ impl Hidden {
         }
         self.values.extend_from_slice(values);
         let n = self.values.len() / width;
-        self.drop_rows(n.saturating_sub(MOST_WAITING));
+        // Not one by one: all others are moved.
+        if n >= 2 * MOST_WAITING {
+            self.drop_rows(n - MOST_WAITING);
+        }
     }
 
     /// Whether those of the token before each of `tokens` are here.
@@ -87,8 +90,10 @@ mod tests {
     #[test]
     fn keeps_the_last_of_many() {
         let mut hidden = Hidden::default();
-        hidden.add(2, 0, &rows(0..MOST_WAITING + 5));
-        assert_eq!(hidden.first(), 5);
-        assert_eq!(hidden.before(6), [5.0, -5.0]);
+        hidden.add(2, 0, &rows(0..2 * MOST_WAITING - 1));
+        assert_eq!(hidden.first(), 0);
+        hidden.add(2, 2 * MOST_WAITING - 1, &rows(7..9));
+        assert_eq!(hidden.first(), MOST_WAITING + 1);
+        assert_eq!(hidden.before(2 * MOST_WAITING), [7.0, -7.0]);
     }
 }

@@ -18,8 +18,6 @@ use crate::request::RequestId;
 
 /// A draft usually ends before a token that the model finds less likely than this.
 const LEAST_PROBABILITY: f32 = 0.2;
-/// The most tokens of a step.
-const MAX_TOKENS: usize = 256;
 /// First tokens of at least these probabilities have each level of [`Trust`].
 const LEVELS: [f32; Trust::N_LEVELS] = [0.0, 0.5, 0.85];
 
@@ -76,6 +74,9 @@ struct Run {
 }
 
 impl ModelDrafter {
+    /// The most tokens that it computes in a step.
+    pub const MAX_TOKENS: usize = 256;
+
     /// Drafts with a started model without states, whose cache has pages of `page` tokens and whose vocabulary has `own_vocab`
     /// tokens, for one with `n_vocab` tokens.
     ///
@@ -164,7 +165,7 @@ impl ModelDrafter {
         let mut sampled = Vec::new();
         for (index, run) in runs.iter().enumerate() {
             let one = &wanted[run.at];
-            let n_left = self.limits.max_tokens.min(MAX_TOKENS) - batch.tokens.len();
+            let n_left = self.limits.max_tokens.min(Self::MAX_TOKENS) - batch.tokens.len();
             if run.is_over || n_left == 0 || batch.logits.len() == self.limits.max_logits {
                 continue;
             }

@@ -1,6 +1,6 @@
 //! GEMM with f16 activations on Hopper's matrix units (`kernels/gemm/half.h`, and of few rows `kernels/gemm/half_few.h`).
 //! Weights become f16 in registers; activations are converted before the products of an operation. Those for F16 and BF16
-//! weights are sums of two f16 numbers, so that nothing is rounded to f16.
+//! weights are sums of two f16 numbers, 22 bits.
 
 mod division;
 

@@ -196,8 +196,7 @@ const fn latent([q_rank, kv_rank, n_rot, v_dim, n_dense]: [usize; 5], shape: Sha
     }
 }
 
-/// Gated delta nets, of which each fourth layer has attention instead: heads of values and of keys, values per head, and
-/// rotated values of a head of attention.
+/// A layer that predicts further tokens ahead.
 const fn with_drafter(shape: Shape) -> Shape {
     Shape {
         n_nextn: 1,
@@ -205,6 +204,8 @@ const fn with_drafter(shape: Shape) -> Shape {
     }
 }
 
+/// Gated delta nets, of which each fourth layer has attention instead: heads of values and of keys, values per head, and
+/// rotated values of a head of attention.
 const fn linear([n_heads, n_k_heads, dim, n_rot]: [usize; 4], shape: Shape) -> Shape {
     let linear = ShapeLinear {
         interval: 4,

@@ -17,7 +17,7 @@ pub(super) struct Here {
 
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Steps so far.
+    /// How many steps have begun, and how many have ended.
     n_steps: AtomicU64,
     /// Whether the thread for background work sleeps until the next step.
     sleeps: AtomicBool,
@@ -86,6 +86,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    pub(super) fn end_step(&self) {
+        self.n_steps.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Calls the backend. Returns `None` if it is gone; a panic ends it.
     pub(super) fn call<T>(&self, call: impl FnOnce(&mut dyn Backend) -> T) -> Option<T> {
         let mut state = self.lock();
@@ -110,9 +114,10 @@ impl Shared {
         };
         let mut work = IdleWork::Now;
         while work == IdleWork::Now && is_idle() {
-            let done = self.call(|backend| match backend.n_in_flight() {
-                0 => backend.idle(IDLE_SLICE),
-                _ => IdleWork::Later,
+            // A step may have ended, and another begun, while it waited for the backend.
+            let done = self.call(|backend| match backend.n_in_flight() == 0 && is_idle() {
+                true => backend.idle(IDLE_SLICE),
+                false => IdleWork::Later,
             });
             work = done.unwrap_or(IdleWork::Done);
         }

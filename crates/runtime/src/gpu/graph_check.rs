@@ -51,8 +51,7 @@ impl GpuBackend {
     pub(super) fn stop_graphs(&mut self, problem: &str) {
         self.options.graphs = Graphs::Off;
         self.notices.push(format!(
-            "the graph of a step {problem} on {}; steps run without graphs, which is slower \
-             (turning graphs off avoids this check)",
+            "the graph of a step {problem} on {}; steps run without graphs, which is slower",
             self.name
         ));
     }

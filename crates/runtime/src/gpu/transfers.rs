@@ -136,7 +136,12 @@ impl GpuBackend {
         };
         let host = match &mut self.transfers.of_steps[queued.slot] {
             Some(host) => host,
-            host => host.insert(Pinned::new(&self.gpu, self.transfers.most_exported)?),
+            host => match Pinned::new(&self.gpu, self.transfers.most_exported) {
+                Ok(new) => host.insert(new),
+                Err(error) if error.is_fatal() => return Err(error),
+                // The step has its tokens without it.
+                Err(_) => return Ok(()),
+            },
         };
         self.gpu
             .read_pinned(self.memory.buffer(id, &queued.shape), host)
