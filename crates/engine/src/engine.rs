@@ -416,7 +416,7 @@ impl Engine {
         Ok(Some(Event::Failed { request, failure }))
     }
 
-    /// Adds why the device's thread has ended to an error that says that it has.
+    /// Adds why the backend has ended to an error that says that it has.
     fn with_cause(&mut self, error: RuntimeError) -> RuntimeError {
         if let RuntimeError::Device(DeviceError::WorkerGone { .. }) = error
             && let Some(reason) = self.executor.close()

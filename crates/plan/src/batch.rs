@@ -1,4 +1,4 @@
-//! What one step of the engine computes, as plain data that the engine sends to the device's thread.
+//! What one step of the engine computes, as plain data that the engine hands to the device.
 //!
 //! Prefill, decode, mixed steps and scoring are all the same [`Batch`].
 

@@ -16,7 +16,7 @@ pub trait OpData {
     fn buffer(&self, id: BufferId) -> Cow<'_, [f32]>;
 }
 
-/// Called before and after every operation of a step, on the device's thread.
+/// Called before and after every operation of a step, on the thread of the backend.
 pub trait OpObserver: Send {
     /// Called before the operation at `index` of the compiled plan.
     fn before(&mut self, index: usize, op: &Op, batch: &Batch, data: &dyn OpData);

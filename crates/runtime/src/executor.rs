@@ -196,7 +196,7 @@ impl Executor {
 }
 
 impl Executor {
-    /// Ends the device's thread and frees the backend's memory. Steps submitted later fail. Returns the message of the
+    /// Ends the backend and frees the backend's memory. Steps submitted later fail. Returns the message of the
     /// panic that ended the backend before, if one did.
     pub fn close(&mut self) -> Option<String> {
         match &mut self.home {

@@ -1,6 +1,6 @@
 //! Backends that run plans on the CPU, on a GPU, or on both.
 //!
-//! A [`Backend`] compiles a plan and runs batches; [`Executor`] runs it on its own thread. [`start`] builds a backend
+//! A [`Backend`] compiles a plan and runs batches; [`Executor`] calls it. [`start`] builds a backend
 //! from the user's settings ([`EngineConfig`]): it measures free memory, resolves limits, places layers, and checks a
 //! GPU at its first use. This crate has no requests and no text.
 #![forbid(unsafe_code)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_plan::{BatchShape, Side};
 
-/// Receives the times of each step before its result is delivered; called on the device's thread.
+/// Receives the times of each step before its result is delivered; called on the thread of the backend.
 pub trait StepObserver: Send {
     fn step(&mut self, times: StepTimes);
 }
@@ -17,7 +17,7 @@ pub struct StepTimes {
     /// The step's number.
     pub step: u64,
     pub shape: BatchShape,
-    /// When the device's thread started the step.
+    /// When the backend started the step.
     pub started: Instant,
     /// The parts in order. Gaps between them belong to no part.
     pub parts: Vec<PartTime>,
