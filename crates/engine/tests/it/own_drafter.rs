@@ -9,6 +9,7 @@ use rocmforge_gguf::{GgmlType, Gguf, TokenId, quant};
 use rocmforge_model::Model;
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, RowOutput, Want};
 use rocmforge_runtime::Started;
+use rocmforge_runtime::check::{self, Coverage, OpCheck};
 use rocmforge_testkit::models::{families, prompt};
 
 use crate::common::test_gpu;
@@ -235,6 +236,23 @@ fn own_drafters_compute_what_they_are_defined_as() {
         near("logits", &found, &expected);
         near("hidden values", &exports, &outs.concat());
     }
+}
+
+#[test]
+fn own_drafters_pass_the_check_of_a_gpu() {
+    let Some(gpu) = test_gpu() else { return };
+    let model = Model::load(file(GgmlType::Q4_0)).unwrap();
+    let config = EngineConfig {
+        device: Device::Gpu(gpu),
+        max_draft: 0,
+        ..config()
+    };
+    let tokens = prompt(30, model.config.n_vocab);
+    let drafter = model.drafter().unwrap();
+    let report = check::check(&drafter, &config, &tokens, 16, Coverage::Distinct).unwrap();
+    let failures: Vec<&OpCheck> = report.failures().collect();
+    assert!(failures.is_empty(), "{failures:#?}");
+    assert!(report.checks.iter().any(|check| check.op == "import"));
 }
 
 /// Also drafts of a model that is sure of nothing. An emulated GPU computes rows of a draft with other kernels than a single row,

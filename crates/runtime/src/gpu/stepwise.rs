@@ -35,6 +35,11 @@ impl Stepwise for GpuBackend {
 
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
         let shape = StepShape::of(batch, Chooser::Best);
+        if let Op::Import { out } = self.plan.ops[index] {
+            let mut values = batch.imports.clone();
+            values.resize(self.memory.buffer(out, &shape).len(), 0.0);
+            return Ok(self.set_values(out, &values, batch)?);
+        }
         let tokens = batch.tokens.iter().map(|token| match *token {
             InputToken::Id(id) => StepToken::Id(id),
             InputToken::Sampled { .. } => StepToken::Id(NOT_FINITE),
