@@ -104,7 +104,7 @@ impl Synthetic {
             w.set("general.file_type", id);
         }
         for (key, value) in [
-            ("block_count", self.n_layers() + shape.n_nextn),
+            ("block_count", self.n_layers()),
             ("context_length", shape.n_ctx),
             ("embedding_length", shape.n_embd),
             ("feed_forward_length", shape.n_ff),
