@@ -196,8 +196,8 @@ impl Executor {
 }
 
 impl Executor {
-    /// Ends the backend and frees the backend's memory. Steps submitted later fail. Returns the message of the
-    /// panic that ended the backend before, if one did.
+    /// Ends the backend and frees its memory. Steps submitted later fail. Returns the message of the panic that ended it
+    /// before, if one did.
     pub fn close(&mut self) -> Option<String> {
         match &mut self.home {
             Home::Thread { commands, thread } => {

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 
+use rocmforge_gguf::GgmlType;
+use rocmforge_testkit::models::families;
 use serde_json::{Value, json};
 
 use crate::program::{
@@ -516,4 +518,35 @@ fn drafts_change_no_text() {
     let lacks = "no layers that predict further tokens";
     greedy(&["-p", "a", "--speculate", "mtp"]).fails(1, lacks);
     greedy(&["-p", "a", "--speculate", "draft:absent.gguf"]).fails(1, "absent.gguf");
+}
+
+/// A file with a layer that predicts further tokens ahead drafts with it unless it is told not to.
+#[test]
+fn drafts_of_the_own_file_change_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let writer = families::model("qwen35", GgmlType::Q4_0).unwrap().unwrap();
+    fs::write(&file, writer.to_vec().unwrap()).unwrap();
+    let args = ["generate", "-m", file.to_str().unwrap(), "--device", "cpu"];
+    let rest = [
+        "--ids",
+        "5,9,17,33,65,3",
+        "-n",
+        "12",
+        "--temp",
+        "0",
+        "--json",
+    ];
+    let answer = |how: &[&str]| run(&[&args[..], &rest, how].concat()).json();
+    let plain = answer(&["--speculate", "off"]);
+    assert_eq!(plain.get("speculation"), None);
+    for how in [
+        &[][..],
+        &["--speculate", "mtp"],
+        &["--speculate", "mtp,n=1"],
+    ] {
+        let drafted = answer(how);
+        assert_eq!(drafted["ids"], plain["ids"], "{how:?}");
+        assert_eq!(drafted["speculation"]["drafter"], "mtp", "{how:?}");
+    }
 }
