@@ -241,6 +241,32 @@ fn each_tile(ty: GgmlType) {
     }
 }
 
+/// Sums of F16 and BF16 weights have other bits than those of the kernels for any GPU, which these devices do not take.
+#[test]
+fn float_weights_take_these_kernels() {
+    let [n_rows, n_out, n_in] = [40, 130, 512];
+    for ty in [GgmlType::F16, GgmlType::BF16] {
+        for gpu in gpus(ty) {
+            let random = &mut Random(5);
+            let x = Activations::new(&gpu, ty, [n_rows, n_in], random);
+            let weights = Weights::new(&gpu, ty, [n_out, n_in], Fill::Random, random);
+            let products_on = |gpu: &Gpu| {
+                let out = gpu.alloc::<f32>(n_rows * n_out).unwrap();
+                let product = Product {
+                    matrix: weights.packed.matrix(),
+                    bias: None,
+                    mode: OutMode::Store,
+                    out: out.as_slice(),
+                };
+                ops::products(gpu, &x.acts.rows(n_rows), &[product]).unwrap();
+                gpu.read(out.as_slice::<f32>()).unwrap()
+            };
+            let others = gpu.with_variants("products=codes".parse().unwrap());
+            assert_ne!(products_on(&gpu), products_on(&others), "{}", ty.name());
+        }
+    }
+}
+
 /// A row has the same bits in the company of others, as long as reading the weights limits.
 #[test]
 fn few_rows_have_the_same_bits() {
