@@ -4,6 +4,7 @@ mod catalogue;
 mod compare_devices;
 mod compare_llama;
 mod compare_quantize;
+mod dist;
 mod embedding_golden;
 mod fixtures;
 mod fuzz;
@@ -128,6 +129,8 @@ enum Task {
         #[command(subcommand)]
         command: gpu_proof::Command,
     },
+    /// Make what a release offers: a tarball and a Debian package with the kernels of every GPU
+    Dist(dist::Options),
     /// Record the tensor types of llama.cpp's quantization mixes, for the engine's tests
     MixGolden(Python),
     /// Record llama.cpp's logits with a quantized KV cache or LoRA adapters, for the engine's tests
@@ -203,6 +206,7 @@ fn main() -> Result<()> {
         Task::CompareQuantize(options) => compare_quantize::run(&options),
         Task::IsaReport(options) => isa_report::run(&options),
         Task::GpuProof { command } => command.run(),
+        Task::Dist(options) => dist::run(&options),
         Task::MixGolden(Python { python }) => mix_golden::write(&python),
         Task::VariantGolden(Python { python }) => variants::golden(&python),
         Task::ShiftGolden(Python { python }) => shift_golden::write(&python),

@@ -27,6 +27,7 @@ use anyhow::{Context as _, Result, bail};
 use faults::Fault;
 use hot_loop::Counts;
 use images::Image;
+pub(crate) use images::expand;
 use machine::Machine;
 use metadata::Metadata;
 use tools::Tools;
