@@ -20,9 +20,9 @@ const CI: &[&str] = &[
 
 /// Every GPU that there are kernels for, for releases.
 const ALL: &[&str] = &[
-    "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1031", "gfx1032", "gfx1034", "gfx1035",
-    "gfx1036", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152",
-    "gfx1200", "gfx1201", "sm_80", "sm_90a",
+    "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1031", "gfx1032", "gfx1034",
+    "gfx1035", "gfx1036", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151",
+    "gfx1152", "gfx1153", "gfx1200", "gfx1201", "sm_80", "sm_90a",
 ];
 
 /// PTX that every supported NVIDIA GPU, and every Hopper, takes.

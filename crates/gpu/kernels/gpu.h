@@ -47,7 +47,7 @@ static_assert(sizeof(u64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2 && sizeof
 #endif
 #elif defined(__AMDGCN__)
 #define GPU_AMD 1
-#if defined(__gfx90a__) || defined(__gfx908__) || defined(__gfx906__) || defined(__gfx942__)
+#if defined(__GFX9__)
 #define GPU_CDNA 1
 #elif defined(__GFX10__)
 #define GPU_GFX10 1

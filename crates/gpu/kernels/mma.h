@@ -303,14 +303,14 @@ DEV void multiply(Accumulator<float>& c, Words<4> a, Words<4> b) {
         __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(bits<f16_vec8>(a), bits<f16_vec8>(b), bits<f32_vec8>(c)));
 }
 #else
-#if defined(__gfx942__)
+#if defined(__gfx942__) || defined(__gfx950__)
 DEV void multiply(Accumulator<i32>& c, Words<2> a, Words<2> b) {
     c = bits<Accumulator<i32>>(
         __builtin_amdgcn_mfma_i32_16x16x32_i8(bits<long>(a), bits<long>(b), bits<i32_vec4>(c), 0, 0, 0));
 }
 #endif
 DEV void multiply(Accumulator<i32>& c, Words<1> a, Words<1> b) {
-#if defined(__gfx942__)
+#if defined(__gfx942__) || defined(__gfx950__)
     // No instruction for 16 values of k: the other 16 are zeros.
     multiply(c, Words<2>{a.v[0], 0}, Words<2>{b.v[0], 0});
 #else
@@ -328,7 +328,7 @@ DEV void multiply(Accumulator<float>& c, Words<2> a, Words<2> b) {
 template <typename T, u32 BYTES> constexpr u32 STEP_WORDS = PART_WORDS<BYTES>;
 #if defined(GPU_GFX11) || defined(GPU_GFX12)
 template <> constexpr u32 STEP_WORDS<i32, 32> = PART_WORDS<16>;
-#elif defined(GPU_CDNA) && !defined(MMA_DOT) && !defined(__gfx942__) && !defined(GPU_HOST)
+#elif defined(GPU_CDNA) && !defined(MMA_DOT) && !defined(__gfx942__) && !defined(__gfx950__) && !defined(GPU_HOST)
 template <> constexpr u32 STEP_WORDS<i32, 32> = 1;
 #endif
 
