@@ -74,6 +74,11 @@ impl Synthetic {
         self.n_layers.unwrap_or(self.shape.n_layers)
     }
 
+    /// Layers of the file, with those that predict further tokens ahead.
+    fn n_blocks(&self) -> usize {
+        self.n_layers() + self.shape.n_nextn
+    }
+
     fn facts(&self) -> ModelFacts {
         let Shape {
             arch,
@@ -84,11 +89,11 @@ impl Synthetic {
         } = self.shape;
         ModelFacts {
             arch: arch.to_string(),
-            n_layers: self.n_layers(),
+            n_layers: self.n_blocks(),
             n_experts: self.shape.experts.map_or(0, |experts| experts.n_experts),
             gqa: n_heads / n_kv_heads,
             is_70b: self.n_layers() == 80,
-            n_v: self.n_layers(),
+            n_v: self.n_blocks(),
             is_tied,
         }
     }
@@ -104,7 +109,7 @@ impl Synthetic {
             w.set("general.file_type", id);
         }
         for (key, value) in [
-            ("block_count", self.n_layers()),
+            ("block_count", self.n_blocks()),
             ("context_length", shape.n_ctx),
             ("embedding_length", shape.n_embd),
             ("feed_forward_length", shape.n_ff),

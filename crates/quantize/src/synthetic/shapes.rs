@@ -29,6 +29,8 @@ pub struct Shape {
     pub window: Option<usize>,
     /// The attention of Gemma 4's layers without a window.
     pub global: Option<ShapeGlobal>,
+    /// Layers after the others that predict further tokens ahead (multi-token prediction).
+    pub n_nextn: usize,
 }
 
 /// Attention heads of layers without a window, where they differ from others. Their keys are also their values.
@@ -111,6 +113,7 @@ const fn shape(
         has_rope_freqs: false,
         window: None,
         global: None,
+        n_nextn: 0,
     }
 }
 
@@ -193,6 +196,14 @@ const fn latent([q_rank, kv_rank, n_rot, v_dim, n_dense]: [usize; 5], shape: Sha
     }
 }
 
+/// A layer that predicts further tokens ahead.
+const fn with_drafter(shape: Shape) -> Shape {
+    Shape {
+        n_nextn: 1,
+        ..shape
+    }
+}
+
 /// Gated delta nets, of which each fourth layer has attention instead: heads of values and of keys, values per head, and
 /// rotated values of a head of attention.
 const fn linear([n_heads, n_k_heads, dim, n_rot]: [usize; 4], shape: Shape) -> Shape {
@@ -234,7 +245,9 @@ pub const SHAPES: &[Shape] = &[
     window(128, mixture([4, 32, 2880], shape(("gpt-oss-20b", "gpt-oss"), [24, 2880, 2880], [64, 8, 64], [201_088, 131_072], [1.5e5, 1e-5]))),
     shape(("seed-oss-36b", "seed_oss"), [64, 5120, 27648], [80, 8, 128], [155_136, 524_288], [1e7, 1e-6]),
     linear([48, 16, 128, 64], shape(("qwen3.5-27b", "qwen35"), [64, 5120, 17408], [24, 4, 256], [248_320, 262_144], [1e7, 1e-6])),
+    with_drafter(linear([48, 16, 128, 64], shape(("qwen3.5-27b-mtp", "qwen35"), [64, 5120, 17408], [24, 4, 256], [248_320, 262_144], [1e7, 1e-6]))),
     linear([32, 16, 128, 64], shared(512, [8, 256, 512], shape(("qwen3.5-35b-a3b", "qwen35moe"), [40, 2048, 512], [16, 2, 256], [248_320, 262_144], [1e7, 1e-6]))),
+    with_drafter(linear([32, 16, 128, 64], shared(512, [8, 256, 512], shape(("qwen3.5-35b-a3b-mtp", "qwen35moe"), [40, 2048, 512], [16, 2, 256], [248_320, 262_144], [1e7, 1e-6])))),
     latent([0, 512, 64, 128, 1], shared(2816, [6, 64, 1408], shape(("deepseek-v2-lite", "deepseek2"), [27, 2048, 10944], [16, 1, 192], [102_400, 163_840], [1e4, 1e-6]))),
     latent([768, 512, 64, 256, 1], shared(1536, [4, 64, 1536], shape(("glm-4.7-flash", "deepseek2"), [47, 2048, 10240], [20, 1, 256], [154_880, 202_752], [1e6, 1e-5]))),
     latent([1024, 256, 64, 128, 0], shared(2048, [4, 128, 2048], shape(("mistral-small-4-119b", "mistral4"), [36, 4096, 12288], [32, 1, 128], [131_072, 1_048_576], [1e4, 1e-6]))),

@@ -39,6 +39,9 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
         false => "attention.layer_norm_rms_epsilon",
     };
     w.set(&key(eps), shape.norm_eps);
+    if shape.n_nextn > 0 {
+        w.set(&key("nextn_predict_layers"), shape.n_nextn as u32);
+    }
     if let Some(window) = shape.window {
         w.set(&key("attention.sliding_window"), window as u32);
     }
@@ -164,8 +167,9 @@ pub(super) fn all(shape: &Shape) -> Vec<Tensor> {
         let dims = [n_embd, shape.n_ctx];
         all.add("position_embd.weight", &dims, Values::Matrix);
     }
-    for layer in 0..n_layers {
+    for layer in 0..n_layers + shape.n_nextn {
         let name = |part: &str| format!("blk.{layer}.{part}");
+        let is_of_drafter = layer >= n_layers;
         let norms: &[&str] = match arch {
             "olmo2" => &["post_attention_norm", "post_ffw_norm"],
             "gemma2" | "gemma3" | "gemma4" => &[
@@ -184,7 +188,9 @@ pub(super) fn all(shape: &Shape) -> Vec<Tensor> {
         }
         match (shape.latent, shape.linear) {
             (Some(latent), _) => all.latent_attention(&name, latent),
-            (None, Some(linear)) if !(layer + 1).is_multiple_of(linear.interval) => {
+            (None, Some(linear))
+                if !is_of_drafter && !(layer + 1).is_multiple_of(linear.interval) =>
+            {
                 all.linear_attention(&name, linear);
             }
             _ if arch == "gemma4" => all.gemma4_attention(&name, layer),
@@ -199,6 +205,12 @@ pub(super) fn all(shape: &Shape) -> Vec<Tensor> {
                 all.mixture(&name, experts);
             }
             _ => all.feed_forward(&name),
+        }
+        if is_of_drafter {
+            for norm in ["enorm", "hnorm", "shared_head_norm"] {
+                all.norm(&name(&format!("nextn.{norm}")), n_embd);
+            }
+            all.linear(&name("nextn.eh_proj"), [2 * n_embd, n_embd]);
         }
     }
     all.norm("output_norm", n_embd);
