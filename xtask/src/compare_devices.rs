@@ -33,6 +33,8 @@ use crate::released;
 /// The bound with an 8-bit KV cache: a key between two codes becomes either, which changes all that follows. `rocmforge
 /// check` tests each operation by itself.
 const CODED_CACHE: f64 = 0.1;
+/// The same with steps that are up to 16 times as large, of which rotated keys have as many.
+const SMALL_CODES: f64 = 0.8;
 
 /// With `--exact`, how much larger the device's error may be than that of the CPU, by chance.
 const THAN_CPU: f64 = 2.0;
@@ -76,7 +78,7 @@ pub(crate) struct Args {
     /// Tokens to decode after each prompt
     #[arg(long, default_value_t = 16, value_name = "N")]
     decode: usize,
-    /// KV-cache type on both devices: f16, q8_0 or fp8
+    /// KV-cache type on both devices: f16, q8_0, fp8, q5_1 or q4_0
     #[arg(long, default_value = "f16", value_parser = kv_type, value_name = "TYPE")]
     kv_type: KvType,
     /// Threads of the CPU backend [default: one per core]
@@ -212,6 +214,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let bound = match args.kv_type {
             KvType::F16 | KvType::F32 => bound(&gguf),
             KvType::Q8_0 | KvType::F8E4M3 => bound(&gguf).max(CODED_CACHE),
+            KvType::Q5_1 | KvType::Q4_0 => bound(&gguf).max(SMALL_CODES),
         };
         let model = Model::load(Arc::clone(&gguf))?;
         let exact = match args.exact {

@@ -202,6 +202,8 @@ pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
             KvTypeArg::F32 => KvType::F32,
             KvTypeArg::Q8_0 => KvType::Q8_0,
             KvTypeArg::F8E4M3 => KvType::F8E4M3,
+            KvTypeArg::Q5_1 => KvType::Q5_1,
+            KvTypeArg::Q4_0 => KvType::Q4_0,
         },
         ..EngineConfig::default()
     }

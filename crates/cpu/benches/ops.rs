@@ -27,6 +27,8 @@ const SHAPE: AttnShape = AttnShape {
     n_kv_heads: 8,
     k_dim: 64,
     v_dim: 64,
+    k_hadamard: 1,
+    v_hadamard: 1,
     page: 32,
     scale: 0.125,
     soft_cap: None,
@@ -300,6 +302,7 @@ fn small_ops(criterion: &mut Criterion, machine: &Machine) {
             n_kv_heads: 8,
             dim: 64,
             page: 32,
+            hadamard: 1,
         };
         // Read as f32, written as f16.
         group.throughput(bytes(512 + 256));

@@ -201,6 +201,10 @@ fn check(shape: &AttnShape, inputs: AttnInputs<'_>, seqs: &[AttnSeq<'_>], out: &
             && v.is_none_or(|v| v_dim.is_multiple_of(v.block_len())),
         "heads of {k_dim} and {v_dim} values are not whole blocks"
     );
+    assert!(
+        k_dim.is_multiple_of(shape.k_hadamard) && v_dim.is_multiple_of(shape.v_hadamard),
+        "attention shape {shape:?}"
+    );
     shape.mask.check();
     assert!(
         sinks.is_none_or(|sinks| sinks.len() == n_heads),

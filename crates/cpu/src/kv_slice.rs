@@ -2,60 +2,12 @@
 
 use std::ops::Range;
 
-use rocmforge_gguf::quant::f8;
-use rocmforge_gguf::quant::legacy::Q8_0;
-use rocmforge_gguf::quant::plain::F16;
+use rocmforge_gguf::quant::legacy::{Q8_0, QK};
 
-/// Values per block of [`Q8_0`].
-const QK: usize = 32;
-
-/// Encoding of a head as a 2-byte scale and one 8-bit code per value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeadCode {
-    /// Rows of [`rocmforge_gguf::quant::f8`].
-    F8E4M3,
-    /// A `Q8_0` block with as many values as the head, which has less than 32.
-    Q8_0,
-}
-
-impl HeadCode {
-    /// Bytes per head of `dim` values.
-    pub const fn head_bytes(self, dim: usize) -> usize {
-        f8::SCALE_BYTES + dim
-    }
-
-    /// Returns the scale and the codes of a head.
-    #[inline(always)]
-    pub(crate) fn load(self, head: &[u8]) -> (f32, &[u8]) {
-        match self {
-            HeadCode::F8E4M3 => f8::load(head),
-            HeadCode::Q8_0 => {
-                let (scale, codes) = head
-                    .split_first_chunk()
-                    .expect("a head starts with its scale");
-                (F16(*scale).to_f32(), codes)
-            }
-        }
-    }
-
-    /// Converts a code to f32. Its product with the scale is exact in f32.
-    #[inline(always)]
-    pub(crate) fn number(self, code: u8) -> f32 {
-        match self {
-            HeadCode::F8E4M3 => f8::number(code),
-            HeadCode::Q8_0 => f32::from(code as i8),
-        }
-    }
-
-    /// Decodes the values of a head.
-    pub fn values(self, head: &[u8]) -> impl Iterator<Item = f32> {
-        let (scale, codes) = self.load(head);
-        codes.iter().map(move |&code| self.number(code) * scale)
-    }
-}
+use crate::head_code::HeadCode;
 
 /// Keys or values of one layer, `[n_blocks, n_kv_heads, page, dim]`: f16 bits, f32, blocks of 32 values (`dim` is then
-/// a multiple of 32), or heads with a scale each.
+/// a multiple of 32), or heads in bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum KvSlice<'a> {
     F16(&'a [u16]),
@@ -145,6 +97,9 @@ pub struct KvLayout {
     pub n_kv_heads: usize,
     pub dim: usize,
     pub page: usize,
+    /// Values that a Hadamard matrix rotates together before they are stored, 1 for none
+    /// ([`rocmforge_plan::KvType::hadamard_len`]).
+    pub hadamard: usize,
 }
 
 impl KvLayout {

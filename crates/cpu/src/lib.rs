@@ -16,6 +16,8 @@ mod arch;
 mod attention;
 mod experts;
 mod generic;
+mod hadamard;
+mod head_code;
 mod isa;
 mod job;
 mod kv_slice;
@@ -30,8 +32,10 @@ pub use arch::{Avx2, Avx512};
 pub use attention::shape::{AttnInputs, AttnShape};
 pub use attention::{AttnSeq, attention};
 pub use experts::{Choice, ExpertActs, ExpertMatrices, Routing, combine_experts, expert_matmul};
+pub use hadamard::hadamard;
+pub use head_code::HeadCode;
 pub use isa::Isa;
-pub use kv_slice::{HeadCode, KvLayout, KvSlice, KvSliceMut};
+pub use kv_slice::{KvLayout, KvSlice, KvSliceMut};
 pub use matmul::{Gate, Product, get_rows, is_fast, matmul, matmul_all, matmul_gated};
 pub use ops::{
     Conv, LayerNormParams, Rotation, StateSeq, activate, add, add_gated, argmax, causal_conv,

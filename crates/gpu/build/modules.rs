@@ -18,7 +18,7 @@ const FORMATS: &[&str] = computed_formats!(names);
 const FULL: &str = "F32";
 
 /// Types of the cache that `kernels/kv/*.hip` are compiled for, one module each.
-const KV_TYPES: &[&str] = &["F16", "Q8_0", "F8E4M3"];
+const KV_TYPES: &[&str] = &["F16", "Q8_0", "F8E4M3", "Q5_1", "Q4_0"];
 
 /// A source file, the module made of it, and what is defined for it.
 pub(crate) struct Module {
@@ -85,17 +85,21 @@ pub(crate) fn all(kernels: &Path) -> Vec<Module> {
         .copied()
         .filter(|&name| name != FULL)
         .collect();
-    for (folder, macro_name, values, only) in [
-        ("format", "FORMAT", FORMATS, None),
-        ("hopper/format", "FORMAT", &halves, Some(HOPPER)),
-        ("kv", "KV_TYPE", KV_TYPES, None),
+    for (folder, macros, values, only) in [
+        ("format", &["FORMAT"][..], FORMATS, None),
+        ("hopper/format", &["FORMAT"], &halves, Some(HOPPER)),
+        ("kv", &["KEY_TYPE", "VALUE_TYPE"], KV_TYPES, None),
     ] {
         for file in hip_files(&kernels.join(folder)) {
-            all.extend(values.iter().map(|value| Module {
-                name: format!("{}.{value}", stem(&file)),
-                defines: vec![format!("-D{macro_name}={value}")],
-                file: file.clone(),
-                only,
+            all.extend(values.iter().map(|value| {
+                Module {
+                    name: format!("{}.{value}", stem(&file)),
+                    defines: { macros.iter() }
+                        .map(|name| format!("-D{name}={value}"))
+                        .collect(),
+                    file: file.clone(),
+                    only,
+                }
             }));
         }
     }

@@ -16,7 +16,7 @@ const SAMPLED_ON: &[&str] = &["gfx1100", "sm_90a", "host-gfx10", "host-nv"];
 
 /// Types of the KV cache that CI does not compile for the targets of [`NOT_CACHED_ON`]: the older GPUs of each kind, whose
 /// modules of the others differ from newer ones in the same places.
-const CACHE_TYPES: &[&str] = &["Q8_0", "F8E4M3"];
+const CACHE_TYPES: &[&str] = &["Q8_0", "F8E4M3", "Q5_1", "Q4_0"];
 const NOT_CACHED_ON: &[&str] = &["gfx1030", "gfx90a", "sm_80"];
 
 /// Modules of the KV cache.

@@ -23,6 +23,10 @@ struct DecodeParams {
     // Width of the rows of the cache that the values are in.
     u32 v_row;
     FIELDS(q, out, partial, positions, seq_of_row, seqs, cache, scores, n_rows, n_heads, n_splits, k_dim, v_dim, v_row)
+
+    // Values that hadamard.h rotates together, where the type rotates heads: values in the keys apart from their rest.
+    DEV_MEMBER u32 k_hadamard() const { return hadamard_len(v_row == v_dim ? k_dim : k_dim | v_dim); }
+    DEV_MEMBER u32 v_hadamard() const { return hadamard_len(v_dim | v_row); }
 };
 
 // The positions of a row and their splits.
@@ -87,6 +91,15 @@ struct DecodeJob {
     }
 };
 
+// Rotates the outputs of the block back, if they are not parts of outputs, which are rotated when they are combined.
+DEV void rotate_outputs(const DecodeParams& p, const DecodeJob& job) {
+    if constexpr (ValueType::ROTATES) {
+        if (job.span.n_used != 1 || p.v_hadamard() == 1) return;
+        float* out = p.out + ((u64)job.row * p.n_heads + job.head) * p.v_dim;
+        rotate_rows<THREADS>(job.n_heads, p.v_dim, p.v_hadamard(), [&](u32 i) { return out + i * p.v_dim; });
+    }
+}
+
 // Merges the results of the waves in wave order and writes the result of the block. sums [N_WAVES, HEADS, DIM]; stats:
 // for each [N_WAVES, HEADS] the exponent that weights are relative to, and the sum of weights.
 template <u32 DIM, u32 HEADS>
@@ -113,4 +126,5 @@ DEV void merge_waves(const DecodeParams& p, const DecodeJob& job, const float* s
         Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, DIM};
         if (i % DIM == 0) parts.write_stats(at, max, weights);
     }
+    rotate_outputs(p, job);
 }

@@ -5,7 +5,7 @@
 // than values, a lane has several such eighths. The products of a tile are summed over lanes by
 // halving exchanges, which leave each lane with scores of its own, so that each exponential is computed once. Loads of
 // the next keys are in flight meanwhile. Codes are multiplied without their scales: the scale of a row is applied to
-// its scores and weights, the scale of a block to a lane's sums and weights.
+// its scores and weights, the scale of a block to a lane's sums and weights. Scales within eighths are applied to these.
 //
 // Tuned on an H200, which reads 4.5 TB/s, where the kernel is bound by these instructions: 32 heads of 128 values on 8
 // KV heads, 32,768 positions of one row in Q8_0, take 40.4 us, 40 % of peak bandwidth; decode_matrix.h serves that
@@ -65,10 +65,12 @@ template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
     static_assert(PER <= HEADS && SLOTS >= 1 && SLOTS <= 16, "the distribution of scores");
     // A lane's part of the keys or values of a tile. Scales of blocks are loaded with the codes; the scale of a row only
     // by the lanes that hold the position's scores.
-    template <u32 DIM> struct Pieces {
-        typename Kv::Eight eight[LOADS * EIGHTHS<DIM>];
-        typename Kv::Scale scale[Kv::SCALES == kv::Scales::Block ? LOADS * EIGHTHS<DIM> : 1];
+    template <typename Type, u32 DIM> struct Pieces {
+        typename Type::Eight eight[LOADS * EIGHTHS<DIM>];
+        typename Type::Scale scale[Type::SCALES == kv::Scales::Block ? LOADS * EIGHTHS<DIM> : 1];
     };
+    using Keys = Pieces<KeyType, K_DIM>;
+    using Values = Pieces<ValueType, V_DIM>;
 
     const DecodeParams& p;
     const DecodeJob& job;
@@ -83,7 +85,8 @@ template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
     }
 
     // Loads the pieces of the positions from `tile` on. Unseen positions may hold anything.
-    template <u32 DIM> DEV_MEMBER void load(const kv::Planes& from, u32 tile, Pieces<DIM>& to) const {
+    template <typename Type, u32 DIM>
+    DEV_MEMBER void load(const kv::Planes& from, u32 tile, Pieces<Type, DIM>& to) const {
         u64 run = 0;
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
@@ -91,16 +94,16 @@ template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
 #pragma unroll
             for (u32 e = 0; e < EIGHTHS<DIM>; e++) {
                 const u32 at = i * EIGHTHS<DIM> + e;
-                to.eight[at] = Kv::load(from, run + i * SLOTS % RUN, DIM, dim_of<DIM>(e));
-                if constexpr (Kv::SCALES == kv::Scales::Block)
-                    to.scale[at] = Kv::load_scale(from, run + i * SLOTS % RUN, DIM, dim_of<DIM>(e));
+                to.eight[at] = Type::load(from, run + i * SLOTS % RUN, DIM, dim_of<DIM>(e));
+                if constexpr (Type::SCALES == kv::Scales::Block)
+                    to.scale[at] = Type::load_scale(from, run + i * SLOTS % RUN, DIM, dim_of<DIM>(e));
             }
         }
-        if constexpr (Kv::SCALES == kv::Scales::Row)
-            to.scale[0] = Kv::load_scale(from, row_of(min_of(position_of_scores(tile), job.span.last)), DIM, 0);
+        if constexpr (Type::SCALES == kv::Scales::Row)
+            to.scale[0] = Type::load_scale(from, row_of(min_of(position_of_scores(tile), job.span.last)), DIM, 0);
     }
     // Zeroes the values of unseen positions: their weight is 0, but 0 * NaN is not.
-    DEV_MEMBER void blank(u32 tile, Pieces<V_DIM>& values) const {
+    DEV_MEMBER void blank(u32 tile, Values& values) const {
         if (job.sees_all(tile, TILE)) return;
 #pragma unroll
         for (u32 i = 0; i < LOADS; i++) {
@@ -108,7 +111,7 @@ template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
 #pragma unroll
             for (u32 e = i * EIGHTHS<V_DIM>; e < (i + 1) * EIGHTHS<V_DIM>; e++) {
                 values.eight[e] = {};
-                if constexpr (Kv::SCALES == kv::Scales::Block) values.scale[e] = {};
+                if constexpr (ValueType::SCALES == kv::Scales::Block) values.scale[e] = {};
             }
         }
     }
@@ -142,6 +145,8 @@ template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
                     q[h][e * 8 + i] = low[i] * factor;
                     q[h][e * 8 + i + 4] = high[i] * factor;
                 }
+                constexpr u32 LEN = KeyType::ROTATES ? hadamard_len(K_DIM) : 1;
+                hadamard<LEN>(q[h] + e * 8, LEN);
             }
 #pragma unroll
             for (u32 i = 0; i < 8 * EIGHTHS<V_DIM>; i++) acc[h][i] = 0.0f;
@@ -153,11 +158,11 @@ template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
         }
 
         u32 mine = uniform(job.begin + wave() * TILE), end = job.end;
-        Pieces<K_DIM> k;
-        Pieces<V_DIM> v;
-        if (mine < end) load<K_DIM>(p.cache.k, mine, k);
+        Keys k;
+        Values v;
+        if (mine < end) load(p.cache.k, mine, k);
         for (u32 tile = mine; tile < end; tile += N_WAVES * TILE) {
-            load<V_DIM>(p.cache.v, tile, v);
+            load(p.cache.v, tile, v);
             float s[N_SCORES];
 #pragma unroll
             for (u32 i = 0; i < LOADS; i++) {
@@ -170,30 +175,31 @@ template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
                         float dot = 0.0f;
 #pragma unroll
                         for (u32 j = 0; j < 8; j++) dot = fma(key[j], q[h][e * 8 + j], dot);
-                        if constexpr (Kv::SCALES == kv::Scales::Block)
-                            dot *= Kv::factor(k.scale[i * EIGHTHS<K_DIM> + e]);
+                        if constexpr (KeyType::SCALES == kv::Scales::Block)
+                            dot *= KeyType::factor(k.scale[i * EIGHTHS<K_DIM> + e]);
                         s[i * HEADS + h] = e == 0 ? dot : s[i * HEADS + h] + dot;
                     }
                 }
             }
             [[maybe_unused]] float key_factor = 1.0f;
-            if constexpr (Kv::SCALES == kv::Scales::Row) key_factor = Kv::factor(k.scale[0]);
+            if constexpr (KeyType::SCALES == kv::Scales::Row) key_factor = KeyType::factor(k.scale[0]);
             u32 next = tile + N_WAVES * TILE;
-            if (next < end) load<K_DIM>(p.cache.k, next, k);
+            if (next < end) load(p.cache.k, next, k);
             sum_and_scatter<LANES / 2, N_SCORES>(s);
             float rescale[PER];
             u32 pos = position_of_scores(tile);
             bool seen = job.sees(pos);
 #pragma unroll
             for (u32 i = 0; i < PER; i++) {
-                if constexpr (Kv::SCALES == kv::Scales::Row) s[i] *= key_factor;
+                if constexpr (KeyType::SCALES == kv::Scales::Row) s[i] *= key_factor;
                 float x = seen ? p.scores.exponent(s[i]) : UNSEEN;
                 float max = max_of(greatest[i], reduce_lanes<Max, DUP * HEAD_LANES, WARP_SIZE>(x));
                 rescale[i] = exp2_fast(greatest[i] - max);
                 greatest[i] = max;
                 s[i] = seen ? exp2_fast(x - max) : 0.0f;
                 sum[i] = fma(sum[i], rescale[i], s[i]);
-                if constexpr (Kv::SCALES == kv::Scales::Row) s[i] = seen ? s[i] * Kv::factor(v.scale[0]) : 0.0f;
+                if constexpr (ValueType::SCALES == kv::Scales::Row)
+                    s[i] = seen ? s[i] * ValueType::factor(v.scale[0]) : 0.0f;
             }
             blank(tile, v);
 #pragma unroll
@@ -211,8 +217,8 @@ template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
                     for (u32 e = 0; e < EIGHTHS<V_DIM>; e++) {
                         float value[8], weight = of_head;
                         v.eight[i * EIGHTHS<V_DIM> + e].unpack(value);
-                        if constexpr (Kv::SCALES == kv::Scales::Block)
-                            weight *= Kv::factor(v.scale[i * EIGHTHS<V_DIM> + e]);
+                        if constexpr (ValueType::SCALES == kv::Scales::Block)
+                            weight *= ValueType::factor(v.scale[i * EIGHTHS<V_DIM> + e]);
 #pragma unroll
                         for (u32 j = 0; j < 8; j++) acc[h][e * 8 + j] = fma(value[j], weight, acc[h][e * 8 + j]);
                     }

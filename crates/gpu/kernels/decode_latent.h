@@ -20,7 +20,7 @@ struct DecodeLatent {
     static constexpr u32 N_SCORES = QUERIES * KEYS;
     static_assert(N_SCORES * 2 == THREADS, "two queries and two keys for eight lanes");
 
-    using Piece = kv::Piece<Kv>;
+    using Piece = kv::Piece<KeyType>;
 
     const DecodeParams& p;
     const DecodeJob& job;
@@ -52,7 +52,7 @@ struct DecodeLatent {
             if (key_of[i] >= KEYS) continue;
             float v[8];
             from[i].eight.unpack(v);
-            const float factor = Kv::factor(from[i].scale);
+            const float factor = KeyType::factor(from[i].scale);
             const bool seen = job.sees(tile + key_of[i]);
 #pragma unroll
             for (u32 j = 0; j < 8; j++) v[j] = seen ? v[j] * factor : 0.0f;
@@ -72,6 +72,8 @@ struct DecodeLatent {
             for (u32 j = 0; j < 4; j++) x.v[j] *= factor;
             *(f32x4*)(queries + query * p.k_dim + at) = x;
         }
+        if constexpr (KeyType::ROTATES)
+            rotate_rows<THREADS>(QUERIES, p.k_dim, p.k_hadamard(), [&](u32 i) { return queries + i * p.k_dim; });
     }
 
     // Writes the dot products of all queries and keys to scores [QUERIES, KEYS].
@@ -149,6 +151,7 @@ struct DecodeLatent {
         }
         barrier();
         if (dim < p.v_dim) write(stats, dim, acc);
+        rotate_outputs(p, job);
     }
 
     // acc = acc * rescale + weights * values, of the dimensions from `dim` on.

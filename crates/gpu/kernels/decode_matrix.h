@@ -27,7 +27,8 @@
 #include "decode.h"
 #include "mma.h"
 
-template <u32 DIM, u32 HEADS> struct DecodeMatrix {
+// Keys and values are of one type, `Kv`, whose codes are whole bytes.
+template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
     static constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None, BY_BLOCK = Kv::SCALES == kv::Scales::Block;
     static constexpr u32 BYTES = Kv::CODE_BYTES;
     // Steps of scores are tiles of outputs.

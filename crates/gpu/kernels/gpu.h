@@ -358,6 +358,10 @@ struct Max {
     template <typename T> DEV_MEMBER static T of(T a, T b) { return a > b ? a : b; }
 };
 
+struct Or {
+    template <typename T> DEV_MEMBER static T of(T a, T b) { return a | b; }
+};
+
 // The reduction over all lanes, in every lane. The order depends only on the lane.
 template <typename R, typename T> DEV T wave_reduce(T v, Site at = HERE) {
     (void)at;

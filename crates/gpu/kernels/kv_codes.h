@@ -1,4 +1,4 @@
-// Conversions between numbers and the codes of 8-bit KV caches. Bits are the same on every device and on the CPU.
+// Conversions between numbers and the codes of KV caches. Bits are the same on every device and on the CPU.
 #pragma once
 #include "gpu.h"
 
@@ -129,6 +129,16 @@ DEV void halves_of_e4m3(u32 codes, u32* to) {
 }
 #endif
 
+// Nibble i of a word, as f32.
+DEV float of_nibble(u32 codes, u32 i) {
+#if defined(GPU_NV)
+    // 2^23 + code, assembled from bits: conversions are slow.
+    return bits<float>((codes >> 4 * i & 15) | 0x4b000000u) - 8388608.0f;
+#else
+    return (float)(codes >> 4 * i & 15);
+#endif
+}
+
 // Packs the low bytes of four words.
 DEV u32 pack_bytes(u32 a, u32 b, u32 c, u32 d) {
 #if defined(GPU_NV)
@@ -165,13 +175,23 @@ DEV float quotient_of(float x, float divisor, float inverse) {
 constexpr float UP = 18446744073709551616.0f;
 DEV float up_of(u32 max_bits) { return max_bits < bits<u32>(1.0f / (1ull << 56)) ? UP : 1.0f; }
 
+// a * b, rounded; never fused with an addition, which would skip the rounding.
+DEV float product(float a, float b) {
+#if defined(GPU_NV)
+    float r;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+#else
+#pragma clang fp contract(off)
+    return a * b;
+#endif
+}
+
 // The int8 code of x in the low byte: x * inverse, rounded to f32, then to nearest even.
 DEV u32 to_i8(float x, float inverse) {
 #if defined(GPU_NV)
-    // Conversions are slow. The product must not be fused with the addition, which would skip the first rounding.
-    float product;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(x), "f"(inverse));
-    return bits<u32>(product + 12582912.0f);
+    // Conversions are slow.
+    return bits<u32>(product(x, inverse) + 12582912.0f);
 #else
     return (u32)(i32)round_even(x * inverse);
 #endif

@@ -1,5 +1,6 @@
 // Storage types of the KV cache: templates that write and read a head, one struct per type. The modules of kernels/kv
-// are compiled once per type, with -DKV_TYPE=F16 and so on, and call their type `Kv`.
+// are compiled once per type of keys and values, with -DKEY_TYPE=F16 -DVALUE_TYPE=F16 and so on, and call these `KeyType`
+// and `ValueType`.
 //
 // K and V of a layer are two planes each, so that all loads are whole aligned words: codes [n_rows, dim], then scales
 // [n_rows, n_scales]. A row is one head at one position: n_rows counts [n_blocks, n_kv_heads, page].
@@ -8,6 +9,13 @@
 //     F16      f16                none                                the code; nearest even
 //     Q8_0     int8               f16, one per 32 values              code * scale, bit for bit as gguf's Q8_0 blocks
 //     F8E4M3   e4m3fn of OCP 1.0  bf16, one                           code * scale, bit for bit as gguf's f8 rows
+//     Q5_1     lower 4 of 5 bits  8 bytes per 32 values: f16 scale,   code * scale + minimum, as gguf's Q5_1 blocks
+//                                 f16 minimum, and 32 fifth bits
+//     Q4_0     4 bits             f16, one per 32 values              (code - 8) * scale, as gguf's Q4_0 blocks
+//
+// Codes of 4 bits are eight in a word: value i of a row is nibble i % 8 of word i / 8, counted from the lowest, and bit
+// i % 32 is its fifth bit. Their rows are whole blocks of 16 bytes. Before values become such codes, hadamard.h rotates
+// their head.
 //
 // Why F8E4M3 has a scale: codes end at 448 and have all three mantissa bits only down to 2^-6. Keys of models whose
 // projections have a bias (Qwen2) contain values of several hundreds in a few dimensions, which would saturate, and
@@ -20,8 +28,8 @@
 // and 0xff are never stored: they are NaN, -0 and NaN in OCP e4m3fn, but 240, NaN and -240 in the FNUZ form that gfx942
 // converts.
 #pragma once
+#include "hadamard.h"
 #include "kv_codes.h"
-#include "team.h"
 
 namespace kv {
 
@@ -31,8 +39,8 @@ struct Planes {
     FIELDS(codes, scales)
 };
 
-// What a scale covers.
-enum class Scales { None, Block, Row };
+// What a scale covers. Within: those of blocks, which are parts of `Eight`.
+enum class Scales { None, Block, Row, Within };
 
 // Values per block, for types with one scale per block.
 constexpr u32 BLOCK = 32;
@@ -72,13 +80,18 @@ template <u32 V> DEV void write_codes(u8* to, const u32* codes) {
 
 // ---------------------------------------------------------------------------------------------- types
 // Each type has
-// - SCALES, CODE_BYTES;
+// - SCALES, whether it ROTATES heads, CODE_BYTES of a value if these are whole bytes, and the bytes of a row's codes and
+//   scales;
 // - Eight: eight neighbouring codes of a row as loaded, and load() of those from value `at` on, a multiple of 8;
 //   unpack() converts them to f32, to be multiplied with
-// - factor(load_scale()), the scale of value `at` of a row; 1 for types without scales.
+// - factor(load_scale()), the scale of value `at` of a row; 1 for types without scales apart from `Eight`;
+// - one(), the value `at` of a row.
 struct F16 {
     static constexpr Scales SCALES = Scales::None;
+    static constexpr bool ROTATES = false;
     static constexpr u32 CODE_BYTES = 2;
+    DEV_MEMBER static u32 code_bytes(u32 dim) { return 2 * dim; }
+    DEV_MEMBER static u32 scale_bytes(u32) { return 0; }
     struct Eight {
         u32x4 raw;
         DEV_MEMBER void unpack(float* to) const {
@@ -101,7 +114,9 @@ struct F16 {
 };
 
 struct Bytes {
+    static constexpr bool ROTATES = false;
     static constexpr u32 CODE_BYTES = 1;
+    DEV_MEMBER static u32 code_bytes(u32 dim) { return dim; }
     DEV_MEMBER static u32x2 load8(const Planes& from, u64 row, u32 dim, u32 at) {
         return *(const u32x2*)(from.codes + row * dim + at);
     }
@@ -109,6 +124,7 @@ struct Bytes {
 
 struct Q8_0 : Bytes {
     static constexpr Scales SCALES = Scales::Block;
+    DEV_MEMBER static u32 scale_bytes(u32 dim) { return 2 * div_up(dim, BLOCK); }
     struct Eight {
         u32x2 raw;
         DEV_MEMBER void unpack(float* to) const { unpack_i8(raw, to); }
@@ -156,6 +172,7 @@ struct Q8_0 : Bytes {
 
 struct F8E4M3 : Bytes {
     static constexpr Scales SCALES = Scales::Row;
+    DEV_MEMBER static u32 scale_bytes(u32) { return 2; }
     struct Eight {
         u32x2 raw;
         DEV_MEMBER void unpack(float* to) const { unpack_e4m3(raw, to); }
@@ -208,6 +225,155 @@ struct F8E4M3 : Bytes {
     }
 };
 
+struct Nibbles {
+    static constexpr Scales SCALES = Scales::Within;
+    static constexpr bool ROTATES = true;
+    typedef u16 Scale;
+    DEV_MEMBER static Scale load_scale(const Planes&, u64, u32, u32) { return 0; }
+    DEV_MEMBER static float factor(Scale) { return 1.0f; }
+    DEV_MEMBER static u32 whole(u32 dim) { return div_up(dim, BLOCK) * BLOCK; }
+    DEV_MEMBER static u32 code_bytes(u32 dim) { return whole(dim) / 2; }
+    // The codes of the eight values from `at` on.
+    DEV_MEMBER static u32 load_word(const Planes& from, u64 row, u32 dim, u32 at) {
+        return *(const u32*)(from.codes + row * code_bytes(dim) + at / 8 * 4);
+    }
+    // Block of value `at`, counted over all rows.
+    DEV_MEMBER static u64 block_of(u64 row, u32 dim, u32 at) { return row * div_up(dim, BLOCK) + at / BLOCK; }
+
+    // Writes the codes of V values from `at` on; those past the end of the row, up to whole blocks, are 0. All lanes of the
+    // wave must call it.
+    template <u32 V> DEV_MEMBER static void write(const Planes& to, u64 row, u32 dim, u32 at, const u32* codes) {
+        u8* place = to.codes + row * code_bytes(dim) + at / 2;
+        if constexpr (V == 1) {
+            // Neighbouring lanes share a byte; heads have an even number of values.
+            const u32 next = shuffle_xor(codes[0], 1);
+            if (at < whole(dim) && at % 2 == 0) *place = (u8)(codes[0] | next << 4);
+        } else {
+            u32 word = 0;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) word |= codes[i] << 4 * i;
+            if (at < whole(dim)) *(u32*)place = word;
+        }
+    }
+};
+
+// From this magnitude on, a difference of two values may not be finite.
+constexpr u32 TOO_LARGE = 0x7f000000u;
+
+// The code of x, the multiple of 1 / inverse and a half more, rounded down and at most `most`; x and the inverse as in
+// store(), which is infinite from UP on.
+DEV u32 small_code(float x, float inverse, float half, u32 most) {
+    const float multiple = __builtin_fabsf(inverse) < UP ? product(x, inverse) : x * (inverse * UP * UP);
+    const float rounded = multiple + half;
+    // Not a number: 0.
+    return rounded >= (float)most ? most : rounded > 0.0f ? (u32)rounded : 0;
+}
+
+struct Q4_0 : Nibbles {
+    DEV_MEMBER static u32 scale_bytes(u32 dim) { return 2 * div_up(dim, BLOCK); }
+    struct Eight {
+        u32 codes;
+        u16 scale;
+        DEV_MEMBER void unpack(float* to) const {
+            const float d = h2f(scale);
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) to[i] = (of_nibble(codes, i) - 8.0f) * d;
+        }
+    };
+    DEV_MEMBER static u16 scale_of(const Planes& from, u64 row, u32 dim, u32 at) {
+        return ((const u16*)from.scales)[block_of(row, dim, at)];
+    }
+    DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) {
+        return {load_word(from, row, dim, at), scale_of(from, row, dim, at)};
+    }
+    DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
+        const u32 codes = load_word(from, row, dim, at);
+        return ((float)(codes >> at % 8 * 4 & 15) - 8.0f) * h2f(scale_of(from, row, dim, at));
+    }
+    // See store_row(). The value of largest magnitude, the first of equals, becomes -8.
+    template <u32 V> DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
+        for (u32 first = 0; first < n; first += TEAM * V) {
+            const u32 at = first + tid() % TEAM * V;
+            float v[V];
+            read<V>(x, at, dim, v);
+            const u32 max_bits = group_reduce<Max, BLOCK / V>(largest<V>(v));
+            const bool is_number = max_bits < TOO_LARGE;
+            // How far from the end of the block, and its sign.
+            u32 extreme = 0;
+#pragma unroll
+            for (u32 i = 0; i < V; i++) {
+                const u32 b = bits<u32>(v[i]), place = (BLOCK - 1 - (at + i) % BLOCK) * 2 | b >> 31;
+                if ((b & 0x7fffffffu) == max_bits && max_bits != 0) extreme = max_of(extreme, place);
+            }
+            extreme = group_reduce<Max, BLOCK / V>(extreme);
+            const float magnitude = bits<float>(max_bits) * 0.125f, d = extreme & 1 ? magnitude : -magnitude;
+            const float up = up_of(max_bits), inverse = d == 0.0f ? 0.0f : inverse_of(d * up);
+            u32 codes[V] = {};
+#pragma unroll
+            for (u32 i = 0; i < V; i++)
+                if (is_number && at < dim) codes[i] = small_code(v[i] * up, inverse, 8.5f, 15);
+            write<V>(to, row, dim, at, codes);
+            if (at < dim && at % BLOCK == 0) ((u16*)to.scales)[block_of(row, dim, at)] = is_number ? f2h(d) : 0x7e00;
+        }
+    }
+};
+
+struct Q5_1 : Nibbles {
+    DEV_MEMBER static u32 scale_bytes(u32 dim) { return 8 * div_up(dim, BLOCK); }
+    struct Eight {
+        u32 codes;
+        // Scale and minimum, and the fifth bits.
+        u32 scales;
+        u32 high;
+        DEV_MEMBER void unpack(float* to) const {
+            const float d = h2f((u16)scales), min = h2f((u16)(scales >> 16));
+#pragma unroll
+            for (u32 i = 0; i < 8; i++)
+                to[i] = fma(of_nibble(codes, i) + (high >> i & 1 ? 16.0f : 0.0f), d, min);
+        }
+    };
+    DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) {
+        const u32x2 scales = ((const u32x2*)from.scales)[block_of(row, dim, at)];
+        return {load_word(from, row, dim, at), scales[0], scales[1] >> at % BLOCK};
+    }
+    DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
+        const Eight eight = load(from, row, dim, at & ~7u);
+        const u32 code = (eight.codes >> at % 8 * 4 & 15) | (eight.high >> at % 8 & 1) << 4;
+        return fma((float)code, h2f((u16)eight.scales), h2f((u16)(eight.scales >> 16)));
+    }
+    // See store_row(). Quotients by 31 as those by 127 of Q8_0.
+    template <u32 V> DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
+        for (u32 first = 0; first < n; first += TEAM * V) {
+            const u32 at = first + tid() % TEAM * V;
+            float v[V];
+            read<V>(x, at, dim, v);
+            const bool is_number = group_reduce<Max, BLOCK / V>(largest<V>(v)) < TOO_LARGE;
+            constexpr float LOWEST = -3.402823466e38f;
+            float greatest = LOWEST, negated = LOWEST;
+#pragma unroll
+            for (u32 i = 0; i < V; i++)
+                if (at < dim) greatest = max_of(greatest, v[i]), negated = max_of(negated, -v[i]);
+            greatest = group_reduce<Max, BLOCK / V>(greatest);
+            // Never -0.
+            const float min = -group_reduce<Max, BLOCK / V>(negated) + 0.0f;
+            const float range = greatest - min, d = quotient_of(range, 31.0f, 1.0f / 31.0f);
+            const float up = up_of(bits<u32>(range)), inverse = d == 0.0f ? 0.0f : inverse_of(d * up);
+            u32 low[V] = {}, high = 0;
+#pragma unroll
+            for (u32 i = 0; i < V; i++) {
+                const u32 code = is_number && at < dim ? small_code((v[i] - min) * up, inverse, 0.5f, 31) : 0;
+                low[i] = code & 15;
+                high |= code >> 4 << (at + i) % BLOCK;
+            }
+            write<V>(to, row, dim, at, low);
+            high = group_reduce<Or, BLOCK / V>(high);
+            if (at < dim && at % BLOCK == 0)
+                ((u32x2*)to.scales)[block_of(row, dim, at)] = {
+                    {is_number ? f2h(d) | (u32)f2h(min) << 16 : 0x7e00u, high}};
+        }
+    }
+};
+
 // Writes x [dim] from shared memory to a row of a type with scales, by a team of 32 lanes (team.h). Each lane writes V
 // neighbouring values: 1, or 8 if rows are whole eights and 16-byte aligned. All lanes of the wave must call it with
 // the same n, the largest dim among them; a team with nothing to write has a dim of 0.
@@ -215,6 +381,18 @@ template <typename Type, u32 V> DEV void store_row(const Planes& to, u64 row, u3
     // A wave that is one team need not wait for another.
     if (WARP_SIZE == TEAM && uniform(dim) == 0) return;
     Type::template store<V>(to, row, dim, n, x);
+}
+
+// Rotates x [dim] in shared memory, parts of `len` values, and writes it to a row, as store_row(). `longest` is the largest
+// `len` of all lanes: if it is more than 1, rows are aligned whole eights.
+template <typename Type, u32 V>
+DEV void rotate_and_store(const Planes& to, u64 row, u32 dim, u32 n, u32 len, u32 longest, float* x) {
+    if constexpr (Type::ROTATES) {
+        if (WARP_SIZE == TEAM && uniform(dim) == 0) return;
+        if (longest > 1) rotate_row(x, len > 1 ? dim : 0, n, len);
+        wave_barrier(x, n * 4);
+    }
+    store_row<Type, V>(to, row, dim, n, x);
 }
 
 // Eight values of a row and their scale, on their way to shared memory as f16.
@@ -225,7 +403,7 @@ template <typename Type> struct Piece {
     DEV_MEMBER static Piece load(const Planes& from, u64 row, u32 dim, u32 at) {
         return {Type::load(from, row, dim, at), Type::load_scale(from, row, dim, at)};
     }
-    // Values of types with scales have up to 15 or 12 significant bits and are rounded to nearest even.
+    // Values of types with scales have more significant bits than f16 and are rounded to nearest even.
     DEV_MEMBER u32x4 halves() const {
         if constexpr (Type::SCALES == Scales::None) {
             return eight.raw;
@@ -242,6 +420,7 @@ template <typename Type> struct Piece {
 
 } // namespace kv
 
-#if defined(KV_TYPE)
-using Kv = kv::KV_TYPE;
+#if defined(KEY_TYPE)
+using KeyType = kv::KEY_TYPE;
+using ValueType = kv::VALUE_TYPE;
 #endif

@@ -20,9 +20,10 @@ struct PrefillParams {
     u32 n_splits;
     // Split lengths are multiples of this power of two, which is a multiple of all KEYS.
     u32 grain;
-    u32 pad;
+    // Values of an output that hadamard.h rotates together; 1 for none.
+    u32 v_hadamard;
     FIELDS(q, out, partial, seqs, seq_of_row, cache, scores, n_rows, n_heads, v_dim, tile_rows, tile_heads, n_splits,
-           grain, pad)
+           grain, v_hadamard)
 };
 
 // The rows of a sequence in the step.
@@ -116,23 +117,38 @@ struct PrefillJob {
     }
     DEV_MEMBER u32 position_of(u32 i) const { return first_pos + min_of(row_of(i), n_rows - 1); }
 
+    // Rotates the outputs of the block's QUERIES back, if they are not parts of outputs, which are rotated when they are
+    // combined.
+    template <u32 THREADS, u32 QUERIES, u32 V_DIM> DEV_MEMBER void rotate_outputs() const {
+        if constexpr (ValueType::ROTATES) {
+            if (n_used != 1 || p.v_hadamard == 1) return;
+            auto row = [&](u32 i) { return is_there(i) ? p.out + at(i) * V_DIM : nullptr; };
+            rotate_rows<THREADS>(QUERIES, V_DIM, p.v_hadamard, row);
+        }
+    }
+
     // Writes N queries of DIM values from query `first` on to shared memory, 2 * DIM + 16 bytes apart: their rounding
-    // errors to `low_to`, the rounded values to `high_to`. By THREADS threads.
-    template <u32 DIM, u32 N, u32 THREADS> DEV_MEMBER void stage_queries(u32 first, u8* low_to, u8* high_to) const {
+    // errors to `low_to`, the rounded values to `high_to`. By THREADS threads. LEN values of a query are rotated together.
+    template <u32 DIM, u32 N, u32 THREADS, u32 LEN> DEV_MEMBER void stage_queries(u32 first, u8* low_to, u8* high_to) const {
         constexpr u32 PIECES = DIM / 8, PITCH = DIM * 2 + 16;
         for (u32 i = tid(); i < N * PIECES; i += THREADS) {
             u32 query = i / PIECES, piece = i % PIECES, of_tile = first + query;
             float factor = p.scores.query_factor(position_of(of_tile));
-            u32x4 high = {{0, 0, 0, 0}}, low = {{0, 0, 0, 0}};
+            float x[8] = {};
             if (is_there(of_tile)) {
                 const float* from = p.q + at(of_tile) * DIM + piece * 8;
-                f32x4 x[2] = {*(const f32x4*)from, *(const f32x4*)(from + 4)};
+                f32x4 first = *(const f32x4*)from, second = *(const f32x4*)(from + 4);
 #pragma unroll
-                for (u32 j = 0; j < 4; j++) {
-                    float a = x[j / 2][j % 2 * 2] * factor, b = x[j / 2][j % 2 * 2 + 1] * factor;
-                    high.v[j] = pack_halves(a, b);
-                    low.v[j] = pack_halves(a - h2f((u16)high.v[j]), b - h2f((u16)(high.v[j] >> 16)));
-                }
+                for (u32 j = 0; j < 4; j++) x[j] = first[j] * factor, x[j + 4] = second[j] * factor;
+            }
+            // Waves are whole: all of these counts are multiples of 64 where queries are rotated.
+            hadamard<LEN>(x, LEN);
+            u32x4 high, low;
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                float a = x[j * 2], b = x[j * 2 + 1];
+                high.v[j] = pack_halves(a, b);
+                low.v[j] = pack_halves(a - h2f((u16)high.v[j]), b - h2f((u16)(high.v[j] >> 16)));
             }
             store16(low_to + query * PITCH + piece * 16, low);
             store16(high_to + query * PITCH + piece * 16, high);
@@ -140,7 +156,8 @@ struct PrefillJob {
     }
 };
 
-using Piece = kv::Piece<Kv>;
+using KeyPiece = kv::Piece<KeyType>;
+using ValuePiece = kv::Piece<ValueType>;
 using mma::ELEMENTS;
 using Tile = mma::F16;
 

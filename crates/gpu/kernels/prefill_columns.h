@@ -77,7 +77,7 @@ template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
 
     // Loads rows of DIM values from position `from` on, a multiple of 16, into registers. Positions that no row sees
     // are clamped to others of the tile.
-    template <u32 DIM> DEV_MEMBER void load(const kv::Planes& planes, u32 from, Piece* to) const {
+    template <u32 DIM, typename Piece> DEV_MEMBER void load(const kv::Planes& planes, u32 from, Piece* to) const {
         constexpr u32 PIECES = DIM / 8, N_PIECES = KEYS * PIECES;
         // A page has at least 16 positions.
         u32 block = p.cache.block(job.seq, from);
@@ -88,7 +88,7 @@ template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
             to[i] = Piece::load(planes, p.cache.slot(block, job.kv_head, pos), DIM, piece % PIECES * 8);
         }
     }
-    template <u32 DIM> static DEV_MEMBER void store(u8* place, const Piece* from) {
+    template <u32 DIM, typename Piece> static DEV_MEMBER void store(u8* place, const Piece* from) {
         constexpr u32 PIECES = DIM / 8, N_PIECES = KEYS * PIECES;
 #pragma unroll
         for (u32 i = 0; i < LOADS<DIM>; i++) {
@@ -109,7 +109,9 @@ template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
         Queries queries;
 #pragma unroll
         for (u32 set = 0; set < SETS; set++) {
-            job.stage_queries<K_DIM, 16, THREADS>(set * 16, memory, memory + PLACE_BYTES);
+            constexpr u32 DIMS = VALUES == Values::InKeys ? K_DIM | V_DIM : K_DIM;
+            constexpr u32 LEN = KeyType::ROTATES ? hadamard_len(DIMS) : 1;
+            job.stage_queries<K_DIM, 16, THREADS, LEN>(set * 16, memory, memory + PLACE_BYTES);
             barrier();
 #pragma unroll
             for (u32 i = 0; i < MY_K_STEPS; i++) {
@@ -128,8 +130,8 @@ template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
             for (u32 set = 0; set < SETS; set++) out[i][set] = Tile::zero();
         float greatest = UNSEEN, sum = 0.0f;
 
-        Piece keys[LOADS<K_DIM>];
-        [[maybe_unused]] Piece values[LOADS<V_DIM>];
+        KeyPiece keys[LOADS<K_DIM>];
+        [[maybe_unused]] ValuePiece values[LOADS<V_DIM>];
         const u32 begin = job.first_key / KEYS * KEYS;
         load<K_DIM>(p.cache.k, begin, keys);
         if constexpr (VALUES == Values::Apart) load<V_DIM>(p.cache.v, begin, values);
@@ -159,6 +161,7 @@ template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
         barrier();
         scale(out);
         write(me, out);
+        job.rotate_outputs<THREADS, QUERIES, V_DIM>();
     }
 
     // Writes the wave's part of all scores.

@@ -92,7 +92,7 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
 
     // Loads keys or values, rows of DIM values, from position `from` on into registers. Positions that no row sees are
     // clamped to others.
-    template <u32 DIM> DEV_MEMBER void load(const kv::Planes& planes, u32 from, Piece* to) const {
+    template <u32 DIM, typename Piece> DEV_MEMBER void load(const kv::Planes& planes, u32 from, Piece* to) const {
         constexpr u32 PIECES = DIM / 8, N_PIECES = KEYS * PIECES;
 #pragma unroll
         for (u32 i = 0; i < LOADS<DIM>; i++) {
@@ -102,7 +102,7 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
             to[i] = Piece::load(planes, slot, DIM, piece % PIECES * 8);
         }
     }
-    template <u32 DIM> static DEV_MEMBER void store(u8* place, const Piece* from) {
+    template <u32 DIM, typename Piece> static DEV_MEMBER void store(u8* place, const Piece* from) {
         constexpr u32 PIECES = DIM / 8, N_PIECES = KEYS * PIECES, PITCH = DIM * 2 + 16;
 #pragma unroll
         for (u32 i = 0; i < LOADS<DIM>; i++) {
@@ -113,7 +113,8 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
     }
 
     DEV_MEMBER void attend() {
-        job.stage_queries<K_DIM, QUERIES, THREADS>(0, memory, memory + QUERIES * K_PITCH);
+        constexpr u32 LEN = KeyType::ROTATES ? hadamard_len(K_DIM) : 1;
+        job.stage_queries<K_DIM, QUERIES, THREADS, LEN>(0, memory, memory + QUERIES * K_PITCH);
         barrier();
         // The rounding errors, then the rounded values.
         QueryOperand kept[2][QUERIES_IN_REGISTERS ? K_STEPS : 1];
@@ -141,14 +142,15 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
         for (u32 i = 0; i < V_STEPS; i++) out[i] = Tile::zero();
         u32 wave_first = uniform(job.position_of(wave() * 16)), wave_last = uniform(job.position_of(wave() * 16 + 15));
 
-        Piece coming[LOADS<K_DIM>];
+        KeyPiece coming[LOADS<K_DIM>];
         u32 begin = job.first_key / KEYS * KEYS;
         load<K_DIM>(p.cache.k, begin, coming);
         for (u32 at = begin; at <= job.last_key; at += KEYS) {
             if constexpr (ONE_PLACE) barrier();
             store<K_DIM>(keys, coming);
             barrier();
-            load<V_DIM>(p.cache.v, at, coming);
+            ValuePiece values_coming[LOADS<V_DIM>];
+            load<V_DIM>(p.cache.v, at, values_coming);
             bool seen = uniform(at <= job.last_seen(wave_last) && at + KEYS > p.scores.first_seen(wave_first)) != 0;
             bool whole =
                 uniform(at + KEYS - 1 <= job.last_seen(wave_first) && at >= p.scores.first_seen(wave_last)) != 0;
@@ -182,12 +184,13 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
                     for (u32 e = 0; e < ELEMENTS; e++) out[i].v[e] *= rescale[query_index(e)];
             }
             if constexpr (ONE_PLACE) barrier();
-            store<V_DIM>(values, coming);
+            store<V_DIM>(values, values_coming);
             barrier();
             if (at + KEYS <= job.last_key) load<K_DIM>(p.cache.k, at + KEYS, coming);
             if (seen) add_values(out, s, values, weights);
         }
         write(out, greatest, sum);
+        job.rotate_outputs<THREADS, QUERIES, V_DIM>();
     }
 
     // out += weights * values.

@@ -19,24 +19,37 @@ pub enum KvType {
     Q8_0,
     /// 8 bits per value (OCP e4m3fn) and one bf16 scale per head, as `f8` of the `gguf` crate.
     F8E4M3,
+    /// Blocks of 32 values of a rotated head, as `Q5_1` of the `gguf` crate, with their codes in another order.
+    Q5_1,
+    /// Likewise as `Q4_0`.
+    Q4_0,
 }
 
 impl KvType {
-    pub const ALL: [KvType; 3] = [KvType::F16, KvType::Q8_0, KvType::F8E4M3];
+    pub const ALL: [KvType; 5] = [
+        KvType::F16,
+        KvType::Q8_0,
+        KvType::F8E4M3,
+        KvType::Q5_1,
+        KvType::Q4_0,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
             KvType::F16 => "F16",
             KvType::Q8_0 => "Q8_0",
             KvType::F8E4M3 => "F8E4M3",
+            KvType::Q5_1 => "Q5_1",
+            KvType::Q4_0 => "Q4_0",
         }
     }
 
-    /// Bytes of one value's code.
-    fn code_bytes(self) -> usize {
+    /// Bytes of the codes of one head of `dim` values.
+    fn code_bytes(self, dim: usize) -> usize {
         match self {
-            KvType::F16 => 2,
-            KvType::Q8_0 | KvType::F8E4M3 => 1,
+            KvType::F16 => 2 * dim,
+            KvType::Q8_0 | KvType::F8E4M3 => dim,
+            KvType::Q5_1 | KvType::Q4_0 => 16 * dim.div_ceil(32),
         }
     }
 
@@ -44,14 +57,15 @@ impl KvType {
     fn scale_bytes(self, dim: usize) -> usize {
         match self {
             KvType::F16 => 0,
-            KvType::Q8_0 => 2 * dim.div_ceil(32),
+            KvType::Q8_0 | KvType::Q4_0 => 2 * dim.div_ceil(32),
             KvType::F8E4M3 => 2,
+            KvType::Q5_1 => 8 * dim.div_ceil(32),
         }
     }
 
     /// Bytes of one head of `dim` values at one position.
     pub fn head_bytes(self, dim: usize) -> usize {
-        dim * self.code_bytes() + self.scale_bytes(dim)
+        self.code_bytes(dim) + self.scale_bytes(dim)
     }
 
     /// Whether heads have scales. These are computed from the whole head before it is written.
@@ -85,6 +99,8 @@ macro_rules! kv_modules {
             concat!(stringify!($file), ".F16"),
             concat!(stringify!($file), ".Q8_0"),
             concat!(stringify!($file), ".F8E4M3"),
+            concat!(stringify!($file), ".Q5_1"),
+            concat!(stringify!($file), ".Q4_0"),
         ]
     };
 }
@@ -118,6 +134,20 @@ impl KvShape {
         }
     }
 
+    /// How many neighbouring values of a key and of a value are rotated together before they are stored, 1 for none, as
+    /// [`rocmforge_plan::KvType::hadamard_len`].
+    pub fn hadamard_lens(&self) -> [usize; 2] {
+        let len = |dims: &[usize]| match self.ty {
+            KvType::F16 | KvType::Q8_0 | KvType::F8E4M3 => 1,
+            KvType::Q5_1 => rocmforge_plan::KvType::Q5_1.hadamard_len(dims),
+            KvType::Q4_0 => rocmforge_plan::KvType::Q4_0.hadamard_len(dims),
+        };
+        match self.values {
+            Values::Apart => [len(&[self.k_dim]), len(&[self.v_dim])],
+            Values::InKeys => [len(&[self.k_dim, self.v_dim]); 2],
+        }
+    }
+
     /// Width of values in memory of their own; 0 if they are in the keys.
     pub(crate) fn stored_v_dim(&self) -> usize {
         match self.values {
@@ -143,7 +173,8 @@ impl KvShape {
 
 /// The keys and values of one layer, in pages that tokens of any sequence may use. Each is a plane of codes `[n_blocks,
 /// n_kv_heads, page, dim]`, then a plane of scales `[n_blocks, n_kv_heads, page, n_scales]`: f16 bits per block of 32
-/// values for [`KvType::Q8_0`], bf16 bits for [`KvType::F8E4M3`], none for [`KvType::F16`].
+/// values for [`KvType::Q8_0`] and [`KvType::Q4_0`], these, the minimum and the fifth bits for [`KvType::Q5_1`], bf16 bits
+/// for [`KvType::F8E4M3`], none for [`KvType::F16`].
 #[derive(Clone, Copy)]
 pub struct KvLayer<'a> {
     pub shape: KvShape,
@@ -188,7 +219,7 @@ impl<'a> KvLayer<'a> {
         );
         let planes = |memory: Slice<'_, u8>, dim: usize| {
             // Pages have at least 16 rows, so scales are aligned as codes are.
-            let n_codes = self.shape.n_rows() * dim * self.shape.ty.code_bytes();
+            let n_codes = self.shape.n_rows() * self.shape.ty.code_bytes(dim);
             Planes {
                 codes: memory.address(),
                 scales: memory.part(n_codes..memory.len()).address(),

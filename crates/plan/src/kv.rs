@@ -1,6 +1,7 @@
 //! The KV cache as plans and batches see it: storage types, what each layer stores, and moves of cached tokens.
 
 use rocmforge_gguf::quant::f8;
+use rocmforge_gguf::quant::legacy::{Q4_0, Q5_1};
 
 /// The storage type of cached keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -12,10 +13,25 @@ pub enum KvType {
     Q8_0,
     /// 8-bit floating point with a 4-bit exponent, and a bf16 scale per head (`rocmforge_gguf::quant::f8`).
     F8E4M3,
+    /// 5 bits in blocks of 32 values with an f16 scale and minimum, of heads that a Hadamard matrix has rotated
+    /// ([`KvType::hadamard_len`]). A smaller head takes a whole block.
+    Q5_1,
+    /// 4 bits in blocks of 32 values with an f16 scale, of rotated heads as well.
+    Q4_0,
 }
 
+/// Values of a head that are rotated together, at most: those of one wave of a GPU, eight in a lane.
+const MAX_HADAMARD: usize = 256;
+
 impl KvType {
-    pub const ALL: [KvType; 4] = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::F8E4M3];
+    pub const ALL: [KvType; 6] = [
+        KvType::F16,
+        KvType::F32,
+        KvType::Q8_0,
+        KvType::F8E4M3,
+        KvType::Q5_1,
+        KvType::Q4_0,
+    ];
 
     /// The name used in options and messages.
     pub fn name(self) -> &'static str {
@@ -24,6 +40,8 @@ impl KvType {
             KvType::F32 => "f32",
             KvType::Q8_0 => "q8_0",
             KvType::F8E4M3 => "fp8",
+            KvType::Q5_1 => "q5_1",
+            KvType::Q4_0 => "q4_0",
         }
     }
 
@@ -31,7 +49,7 @@ impl KvType {
     pub fn block_len(self, dim: usize) -> usize {
         match self {
             KvType::F16 | KvType::F32 | KvType::F8E4M3 => 1,
-            KvType::Q8_0 => dim.clamp(1, 32),
+            KvType::Q8_0 | KvType::Q5_1 | KvType::Q4_0 => dim.clamp(1, 32),
         }
     }
 
@@ -42,6 +60,27 @@ impl KvType {
             KvType::F32 => 4 * dim,
             KvType::Q8_0 => dim + 2 * dim.div_ceil(32),
             KvType::F8E4M3 => dim + f8::SCALE_BYTES,
+            KvType::Q5_1 => dim.div_ceil(32) * size_of::<Q5_1>(),
+            KvType::Q4_0 => dim.div_ceil(32) * size_of::<Q4_0>(),
+        }
+    }
+
+    /// Returns how many neighbouring values of a head are multiplied by a normalized Hadamard matrix before they are
+    /// stored, so that a value far larger than the others does not coarsen the steps of its whole block; 1 for none. It is
+    /// the largest power of two, up to 256, that divides all of `dims`, and at least 32.
+    ///
+    /// Queries are multiplied by the same matrix, which changes no product with a key; the outputs of attention are
+    /// multiplied by that of the values, which is its own inverse.
+    pub fn hadamard_len(self, dims: &[usize]) -> usize {
+        match self {
+            KvType::F16 | KvType::F32 | KvType::Q8_0 | KvType::F8E4M3 => 1,
+            KvType::Q5_1 | KvType::Q4_0 => {
+                let bits = dims.iter().fold(MAX_HADAMARD, |bits, dim| bits | dim);
+                match bits & bits.wrapping_neg() {
+                    len @ 32.. => len,
+                    _ => 1,
+                }
+            }
         }
     }
 }
@@ -135,6 +174,15 @@ impl KvSpec {
         (self.n_kv_heads * (kv_type.head_bytes(self.k_dim) + values)) as u64
     }
 
+    /// Values of a key and of a value that are rotated together ([`KvType::hadamard_len`]). Those of a value in its key are
+    /// never rotated with the rest of the key.
+    pub fn hadamard_lens(&self, kv_type: KvType) -> [usize; 2] {
+        match self.values {
+            Values::Apart => [self.k_dim, self.v_dim].map(|dim| kv_type.hadamard_len(&[dim])),
+            Values::InKeys => [kv_type.hadamard_len(&[self.k_dim, self.v_dim]); 2],
+        }
+    }
+
     /// Numbers (of K and V) that one token has in this layer's cache.
     pub fn numbers_per_token(&self) -> usize {
         let values = match self.values {
@@ -163,4 +211,26 @@ pub struct KvShift {
     /// Tokens whose positions decrease by `back_by`, so that their keys are rotated back. A run may stay in place.
     pub turned: Vec<SlotRun>,
     pub back_by: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rotates_as_many_values_as_a_power_of_two_divides() {
+        for (dims, wanted) in [
+            (&[128][..], 128),
+            (&[96], 32),
+            (&[192], 64),
+            (&[512], 256),
+            (&[80], 1),
+            (&[16], 1),
+            (&[576, 512], 64),
+            (&[288, 256], 32),
+        ] {
+            assert_eq!(KvType::Q4_0.hadamard_len(dims), wanted, "{dims:?}");
+            assert_eq!(KvType::Q8_0.hadamard_len(dims), 1);
+        }
+    }
 }

@@ -48,7 +48,7 @@ pub const HALF_BOUND: f64 = 4e-3;
 /// Maximum relative error of attention. Scores pass through an exponential, which turns their absolute error into a
 /// relative one.
 ///
-/// Prefill over a KV cache of [`KvType::Q8_0`] or [`KvType::F8E4M3`] must be within this bound of one of two results:
+/// Prefill over a KV cache whose values have scales must be within this bound of one of two results:
 /// from the exact cache values, or from those values rounded to f16, as a GPU's matrix units use them. How far the two
 /// results differ depends on the magnitude of the keys, so no single bound fits all models.
 pub const ATTENTION_BOUND: f64 = 1e-4;
@@ -381,7 +381,7 @@ struct Labels<'a> {
 impl Labels<'_> {
     /// Whether the operation may round KV cache values to f16.
     fn may_round(&self, op: &Op, step: Step) -> bool {
-        let is_coded = matches!(self.kv_type, KvType::Q8_0 | KvType::F8E4M3);
+        let is_coded = !matches!(self.kv_type, KvType::F16 | KvType::F32);
         is_coded && matches!((op, step), (Op::Attention { .. }, Step::Prompt))
     }
 

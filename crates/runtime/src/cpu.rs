@@ -104,6 +104,7 @@ impl CpuBackend {
             let n_heads = options.n_blocks * options.page * spec.n_kv_heads;
             LayerCache {
                 spec: *spec,
+                hadamard: spec.hadamard_lens(options.kv_type),
                 k: CacheData::new(options.kv_type, n_heads, spec.k_dim),
                 v: match spec.values {
                     Values::Apart => CacheData::new(options.kv_type, n_heads, spec.v_dim),
@@ -257,17 +258,19 @@ impl CacheData {
         match kv_type {
             KvType::F16 => CacheData::F16(vec![f16::ZERO.to_bits(); n_heads * dim]),
             KvType::F32 => CacheData::F32(vec![0.0; n_heads * dim]),
-            KvType::Q8_0 | KvType::F8E4M3 => {
+            KvType::Q8_0 | KvType::F8E4M3 | KvType::Q5_1 | KvType::Q4_0 => {
                 CacheData::of_bytes(kv_type, dim, vec![0; n_heads * kv_type.head_bytes(dim)])
             }
         }
     }
 
-    /// Wraps the bytes of heads of an 8-bit type.
+    /// Wraps the bytes of heads of a type with scales.
     fn of_bytes(kv_type: KvType, dim: usize, heads: Vec<u8>) -> CacheData {
         let code = match kv_type {
             KvType::Q8_0 if dim >= 32 => return CacheData::Q8_0(heads),
             KvType::Q8_0 => HeadCode::Q8_0,
+            KvType::Q5_1 => HeadCode::Q5_1,
+            KvType::Q4_0 => HeadCode::Q4_0,
             KvType::F16 | KvType::F32 | KvType::F8E4M3 => HeadCode::F8E4M3,
         };
         CacheData::Heads { code, heads, dim }

@@ -58,7 +58,7 @@ pub enum ConfigError {
     #[error("this model has no experts to keep on the CPU; limit the number of GPU layers instead")]
     NoExperts,
     #[error(
-        "on a GPU the KV cache can be f16, q8_0 or fp8, but not {kv_type}; use f16, or run on the CPU"
+        "on a GPU the KV cache can be f16, q8_0, fp8, q5_1 or q4_0, but not {kv_type}; use f16, or run on the CPU"
     )]
     GpuKvType { kv_type: &'static str },
     #[error("the GPU kernels support {0}; run this model on the CPU")]

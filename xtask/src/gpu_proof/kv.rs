@@ -10,7 +10,13 @@ use super::proof::{Proof, Words as _, output};
 use super::records;
 
 /// The types, and the share by which each one's perplexity may differ from that of F16.
-const TYPES: [(&str, f64); 3] = [("f16", 0.0), ("q8_0", 0.005), ("fp8", 0.02)];
+const TYPES: [(&str, f64); 5] = [
+    ("f16", 0.0),
+    ("q8_0", 0.005),
+    ("fp8", 0.02),
+    ("q5_1", 0.02),
+    ("q4_0", 0.05),
+];
 
 /// From this depth on a smaller cache must be at least as fast as F16, less what runs differ by.
 const DEEP: f64 = 32_768.0;
@@ -40,7 +46,7 @@ pub(super) fn run(proof: &mut Proof) -> Result<()> {
     let file = proof.synthetic("llama-3.1-8b", "Q4_K_M", Some(4))?;
     let mut bench = proof.rocmforge("bench");
     bench.arg("-m").arg(file).args(["-d", &proof.args.depths]);
-    let text = output(bench.words("-p 0 -n 32 -r 3 --kv-type f16,q8_0,fp8 -o jsonl"))?;
+    let text = output(bench.words("-p 0 -n 32 -r 3 --kv-type f16,q8_0,fp8,q5_1,q4_0 -o jsonl"))?;
     fs::write(proof.results.join("kv.jsonl"), &text)?;
     let result = speeds(&records::lines(&text)?);
     proof.check(result);

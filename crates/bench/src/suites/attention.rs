@@ -236,6 +236,8 @@ fn cpu_shape(layout: &Layout, shape: &Shape) -> AttnShape {
         n_kv_heads: shape.n_heads,
         k_dim: shape.dim,
         v_dim: shape.dim,
+        k_hadamard: 1,
+        v_hadamard: 1,
         page: PAGE,
         scale: shape.scale(),
         soft_cap: None,

@@ -34,6 +34,10 @@ pub enum KvTypeArg {
     F32,
     #[value(name = "q8_0")]
     Q8_0,
+    #[value(name = "q5_1")]
+    Q5_1,
+    #[value(name = "q4_0")]
+    Q4_0,
     #[value(name = "fp8", aliases = ["f8_e4m3", "fp8_e4m3"])]
     F8E4M3,
 }

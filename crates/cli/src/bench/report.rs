@@ -274,6 +274,8 @@ pub fn kv_type_name(kv_type: KvTypeArg) -> &'static str {
         KvTypeArg::F32 => "f32",
         KvTypeArg::Q8_0 => "q8_0",
         KvTypeArg::F8E4M3 => "fp8",
+        KvTypeArg::Q5_1 => "q5_1",
+        KvTypeArg::Q4_0 => "q4_0",
     }
 }
 

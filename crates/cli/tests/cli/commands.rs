@@ -64,11 +64,11 @@ fn inspect_describes_the_built_in_model() {
         doubled["memory"]["kv_bytes"],
         4 * 10 * 2 * 64 * 2 * 2 * 2048
     );
-    let coded = run(&["inspect", "--json", "--kv-type", "q8_0"]).json();
-    assert_eq!(
-        coded["memory"]["kv_bytes"],
-        10 * 2 * (64 / 32 * 34) * 2 * 2048
-    );
+    for (name, block_bytes) in [("q8_0", 34), ("q5_1", 24), ("q4_0", 18)] {
+        let coded = run(&["inspect", "--json", "--kv-type", name]).json();
+        let kv_bytes = 10 * 2 * (64 / 32 * block_bytes) * 2 * 2048;
+        assert_eq!(coded["memory"]["kv_bytes"], kv_bytes, "{name}");
+    }
     for name in ["fp8", "f8_e4m3", "fp8_e4m3"] {
         let float = run(&["inspect", "--json", "--kv-type", name]).json();
         let kv_bytes = 10 * 2 * (64 + 2) * 2 * 2048;

@@ -1,22 +1,29 @@
 //! Attention by its definition, in f64: all scores, softmax, weighted sum. The reference for the vector kernel.
 
+use rocmforge_gguf::quant::Block;
+
 use crate::generic::attention::QueryTile;
+use crate::hadamard::hadamard;
 use crate::kv_slice::KvSlice;
 use crate::pool::Tile;
 
 /// Computes all rows of `tile` into `out`.
 pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
     let (group, k_dim, v_dim) = (tile.group(), tile.shape.k_dim, tile.shape.v_dim);
+    // A key or value.
+    let mut stored = vec![0.0; k_dim.max(v_dim)];
     for row in 0..tile.n_rows {
         let out = out.row(tile.first_row + row);
         for (head, out) in out.chunks_exact_mut(v_dim).enumerate() {
             let query = tile.query(row * group + head);
+            let mut query: Vec<f64> = query.iter().map(|&x| f64::from(x)).collect();
+            hadamard(&mut query, tile.shape.k_hadamard);
             let mut weights: Vec<f64> = tile
                 .visible(row)
                 .map(|pos| {
-                    let key = tile.slot(pos) * k_dim;
-                    let dot: f64 = (0..k_dim)
-                        .map(|d| f64::from(query[d]) * element(tile.inputs.k, key + d))
+                    read(tile.inputs.k, tile.slot(pos), &mut stored[..k_dim]);
+                    let dot: f64 = { query.iter().zip(&stored) }
+                        .map(|(&q, &k)| q * f64::from(k))
                         .sum();
                     let score = dot * f64::from(tile.shape.factor(tile.first_pos + row));
                     let score = tile.shape.soft_cap.map_or(score, |cap| {
@@ -39,11 +46,12 @@ pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
             };
             let mut values = vec![0.0; v_dim];
             for (pos, weight) in tile.visible(row).zip(weights) {
-                let value = tile.slot(pos) * width;
-                for (d, x) in values.iter_mut().enumerate() {
-                    *x += weight * element(from, value + d);
+                read(from, tile.slot(pos), &mut stored[..width]);
+                for (x, &value) in values.iter_mut().zip(&stored) {
+                    *x += weight * f64::from(value);
                 }
             }
+            hadamard(&mut values, tile.shape.v_hadamard);
             for (out, x) in out.iter_mut().zip(values) {
                 *out = (x / sum) as f32;
             }
@@ -51,14 +59,21 @@ pub(super) fn attend(tile: &QueryTile<'_>, out: &mut Tile<'_>) {
     }
 }
 
-fn element(cache: KvSlice<'_>, i: usize) -> f64 {
-    match cache {
-        KvSlice::F16(x) => half::f16::from_bits(x[i]).to_f64(),
-        KvSlice::F32(x) => f64::from(x[i]),
-        KvSlice::Q8_0(x) => f64::from(x[i / 32].d.to_f32()) * f64::from(x[i / 32].qs[i % 32]),
-        KvSlice::Heads { code, heads, dim } => {
-            let (scale, codes) = code.load(&heads[i / dim * code.head_bytes(dim)..]);
-            f64::from(scale) * f64::from(code.number(codes[i % dim]))
+/// Reads the head in row `slot` of a cache, which f32 holds exactly.
+fn read(cache: KvSlice<'_>, slot: usize, out: &mut [f32]) {
+    let first = slot * out.len();
+    match cache.get(first..first + out.len()) {
+        KvSlice::F16(x) => {
+            for (out, &x) in out.iter_mut().zip(x) {
+                *out = half::f16::from_bits(x).to_f32();
+            }
         }
+        KvSlice::F32(x) => out.copy_from_slice(x),
+        KvSlice::Q8_0(blocks) => {
+            for (out, block) in out.chunks_exact_mut(32).zip(blocks) {
+                block.dequantize(out);
+            }
+        }
+        KvSlice::Heads { code, heads, .. } => code.load(heads, out),
     }
 }

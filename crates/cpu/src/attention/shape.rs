@@ -16,6 +16,10 @@ pub struct AttnShape {
     pub k_dim: usize,
     /// Width of values and outputs.
     pub v_dim: usize,
+    /// How the stored keys and values are rotated ([`rocmforge_plan::KvType::hadamard_len`]), 1 for not at all. Queries
+    /// and outputs are not rotated.
+    pub k_hadamard: usize,
+    pub v_hadamard: usize,
     /// Positions per cache block, a multiple of 16.
     pub page: usize,
     /// Factor applied to the scores, usually 1 / sqrt(k_dim).

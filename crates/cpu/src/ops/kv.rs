@@ -1,6 +1,5 @@
 //! Writing new keys and values into the paged cache.
 
-use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 
 use super::{MIN_TASK_WORK, TASKS_PER_THREAD};
@@ -8,19 +7,22 @@ use crate::acts::{Scalar, quantize_q8_0};
 use crate::arch::Kernel;
 use crate::generic::bytes::Quantize;
 use crate::generic::simd::Simd;
+use crate::hadamard::hadamard;
+use crate::head_code::HeadCode;
 use crate::isa::Isa;
-use crate::kv_slice::{HeadCode, KvLayout, KvSliceMut};
+use crate::kv_slice::{KvLayout, KvSliceMut};
 use crate::pool::Pool;
 
 /// Writes the key (or value) rows of tokens into their slots: as f16 rounded to nearest even, as f32, as Q8_0 quantized
-/// like activations ([`rocmforge_plan::ActFormat::Q8x32`]), or as 8-bit codes with a scale per head ([`HeadCode`]).
+/// like activations ([`rocmforge_plan::ActFormat::Q8x32`]), or as bytes ([`HeadCode`]). Heads are first rotated by
+/// [`KvLayout::hadamard`].
 ///
 /// - `x` [n_tokens, n_kv_heads * dim]
 /// - `slots` [n_tokens]: `block * page + offset` of each token; of two tokens with the same slot the later one wins
 /// - `cache` [n_blocks, n_kv_heads, page, dim]
 ///
 /// # Panics
-/// If lengths do not match, heads are not whole blocks, or a slot is not in the cache.
+/// If lengths do not match, heads are not whole blocks or rotated parts, or a slot is not in the cache.
 pub fn kv_append(
     isa: Isa,
     pool: &Pool,
@@ -77,26 +79,8 @@ pub fn kv_append(
             }
         }),
         KvSliceMut::Heads { code, heads, .. } => {
-            let store = match code {
-                HeadCode::F8E4M3 => f8::store,
-                HeadCode::Q8_0 => store_q8_0,
-            };
-            append(pool, &rows, heads, &store);
+            append(pool, &rows, heads, &|row, to| code.store(row, to));
         }
-    }
-}
-
-/// Writes a head of less than 32 values as a shortened Q8_0 block.
-fn store_q8_0(row: &[f32], to: &mut [u8]) {
-    let mut x = [0.0; 32];
-    x[..row.len()].copy_from_slice(row);
-    let block = quantize_q8_0(Scalar, &x);
-    let (scale, codes) = to
-        .split_first_chunk_mut()
-        .expect("a head starts with its scale");
-    *scale = block.d.0;
-    for (to, code) in codes.iter_mut().zip(block.qs) {
-        *to = code as u8;
     }
 }
 
@@ -148,7 +132,14 @@ fn append<T: Send>(
         let offset = slots[token] as usize % layout.page;
         let row = &x[token * row_len..(token + 1) * row_len];
         let pages = block.chunks_exact_mut(layout.page * head_len);
-        for (head, page) in row.chunks_exact(layout.dim).zip(pages) {
+        let mut rotated = Vec::new();
+        for (mut head, page) in row.chunks_exact(layout.dim).zip(pages) {
+            if layout.hadamard > 1 {
+                rotated.clear();
+                rotated.extend_from_slice(head);
+                hadamard(&mut rotated, layout.hadamard);
+                head = &rotated;
+            }
             convert(head, &mut page[offset * head_len..(offset + 1) * head_len]);
         }
     };

@@ -8,6 +8,7 @@ use rocmforge_plan::SlotRun;
 use super::rows_per_task;
 use crate::arch::Kernel;
 use crate::generic::simd::Simd;
+use crate::hadamard::hadamard;
 use crate::isa::Isa;
 use crate::kv_slice::{KvLayout, KvSlice, KvSliceMut};
 use crate::pool::Pool;
@@ -42,7 +43,7 @@ fn copy<T: Copy>(layout: &KvLayout, head_len: usize, runs: &[SlotRun], cache: &m
     }
 }
 
-/// Reads the tokens in `slots`.
+/// Reads the tokens in `slots`, as they were before [`kv_append`](super::kv_append) rotated them.
 ///
 /// - `cache` [n_blocks, n_kv_heads, page, dim]
 /// - `out` [n_slots, n_kv_heads * dim]
@@ -67,6 +68,7 @@ pub fn kv_read(
         for (row, &slot) in out.chunks_exact_mut(width).zip(&slots[first..]) {
             for (head, at) in row.chunks_exact_mut(layout.dim).zip(layout.heads(slot)) {
                 read(isa, cache.get(at * layout.dim..(at + 1) * layout.dim), head);
+                hadamard(head, layout.hadamard);
             }
         }
     });
@@ -91,11 +93,7 @@ fn read(isa: Isa, head: KvSlice<'_>, out: &mut [f32]) {
                 }
             }
         }
-        KvSlice::Heads { code, heads, .. } => {
-            out.iter_mut()
-                .zip(code.values(heads))
-                .for_each(|(out, x)| *out = x);
-        }
+        KvSlice::Heads { code, heads, .. } => code.load(heads, out),
     }
 }
 

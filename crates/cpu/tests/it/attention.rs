@@ -1,12 +1,15 @@
 //! Attention against its definition in f64, and bit-equality for every way of splitting the work.
 
 use half::f16;
-use rocmforge_cpu::{AttnInputs, AttnSeq, AttnShape, HeadCode, Isa, KvSlice, Pool, attention};
-use rocmforge_gguf::quant::QuantizeBlock;
+use rocmforge_cpu::{
+    AttnInputs, AttnSeq, AttnShape, HeadCode, Isa, KvSlice, Pool, attention, hadamard,
+};
+use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::Q8_0;
 use rocmforge_gguf::quant::plain::F16;
-use rocmforge_plan::{Alibi, Growth, Mask, Values};
+use rocmforge_gguf::quant::{QuantizeBlock, dequantize};
+use rocmforge_plan::{Alibi, Growth, KvType, Mask, Values};
 
 use crate::random::Rng;
 
@@ -15,6 +18,8 @@ const LLAMA_1B: AttnShape = AttnShape {
     n_kv_heads: 8,
     k_dim: 64,
     v_dim: 64,
+    k_hadamard: 1,
+    v_hadamard: 1,
     page: 32,
     scale: 0.125,
     soft_cap: None,
@@ -36,8 +41,32 @@ fn dtypes(shape: &AttnShape) -> Vec<Dtype> {
     let blocks = shape.k_dim.is_multiple_of(32) && shape.v_dim.is_multiple_of(32);
     let q8 = blocks.then_some(Dtype::Q8);
     let small = (shape.k_dim < 32 && shape.v_dim < 32).then_some(Dtype::Heads(HeadCode::Q8_0));
+    let is_coded = blocks || small.is_some();
+    let few_bits =
+        [HeadCode::Q5_1, HeadCode::Q4_0].map(|code| is_coded.then_some(Dtype::Heads(code)));
     let any = [Dtype::F16, Dtype::F32, Dtype::Heads(HeadCode::F8E4M3)];
-    any.into_iter().chain(q8).chain(small).collect()
+    let any = any.into_iter().chain(q8).chain(small);
+    any.chain(few_bits.into_iter().flatten()).collect()
+}
+
+/// The shape with keys and values rotated as a cache of such heads has them.
+fn rotated(shape: &AttnShape, values: Values, code: HeadCode) -> AttnShape {
+    let kv_type = match code {
+        HeadCode::F8E4M3 => KvType::F8E4M3,
+        HeadCode::Q8_0 => KvType::Q8_0,
+        HeadCode::Q5_1 => KvType::Q5_1,
+        HeadCode::Q4_0 => KvType::Q4_0,
+    };
+    let dims = [shape.k_dim, shape.v_dim];
+    let [k_hadamard, v_hadamard] = match values {
+        Values::Apart => dims.map(|dim| kv_type.hadamard_len(&[dim])),
+        Values::InKeys => [kv_type.hadamard_len(&dims); 2],
+    };
+    AttnShape {
+        k_hadamard,
+        v_hadamard,
+        ..*shape
+    }
 }
 
 /// A sequence whose content depends only on its seed.
@@ -91,17 +120,34 @@ impl Seq {
 
     /// Rounds the keys and values as a cache of such heads does.
     fn in_heads(mut self, shape: &AttnShape, code: HeadCode) -> Seq {
-        for (x, dim) in [(&mut self.k, shape.k_dim), (&mut self.v, shape.v_dim)] {
+        let shape = &rotated(shape, self.values, code);
+        for (x, dim, len) in [
+            (&mut self.k, shape.k_dim, shape.k_hadamard),
+            (&mut self.v, shape.v_dim, shape.v_hadamard),
+        ] {
             for row in x.chunks_exact_mut(dim) {
-                let head = stored(row, code);
+                let head = stored(row, code, len);
                 let (scale, codes) = head.split_at(2);
                 let half = f16::from_le_bytes([scale[0], scale[1]]).to_f32();
-                for (x, &byte) in row.iter_mut().zip(codes) {
-                    *x = match code {
-                        HeadCode::F8E4M3 => f8::number(byte) * f8::load(&head).0,
-                        HeadCode::Q8_0 => f32::from(byte as i8) * half,
-                    };
-                }
+                let in_blocks = |ty: GgmlType| {
+                    let mut values = vec![0.0; dim.next_multiple_of(32)];
+                    dequantize(ty, &head, &mut values).unwrap();
+                    values
+                };
+                let values: Vec<f32> = match code {
+                    HeadCode::F8E4M3 => {
+                        let scale = f8::load(&head).0;
+                        codes.iter().map(|&byte| f8::number(byte) * scale).collect()
+                    }
+                    HeadCode::Q8_0 => codes
+                        .iter()
+                        .map(|&byte| f32::from(byte as i8) * half)
+                        .collect(),
+                    HeadCode::Q5_1 => in_blocks(GgmlType::Q5_1),
+                    HeadCode::Q4_0 => in_blocks(GgmlType::Q4_0),
+                };
+                row.copy_from_slice(&values[..dim]);
+                hadamard(row, len);
             }
         }
         match self.values {
@@ -216,10 +262,15 @@ fn blocks(x: &[f32]) -> Vec<Q8_0> {
         .collect()
 }
 
-/// Scale and codes of a row.
-fn stored(row: &[f32], code: HeadCode) -> Vec<u8> {
+/// Scales and codes of a row, `len` values of which are rotated together.
+fn stored(row: &[f32], code: HeadCode, len: usize) -> Vec<u8> {
     let mut head = vec![0; code.head_bytes(row.len())];
     match code {
+        HeadCode::Q5_1 | HeadCode::Q4_0 => {
+            let mut row = row.to_vec();
+            hadamard(&mut row, len);
+            code.store(&row, &mut head);
+        }
         HeadCode::F8E4M3 => f8::store(row, &mut head),
         // A block padded with zeros, which do not change the scale.
         HeadCode::Q8_0 => {
@@ -235,9 +286,9 @@ fn stored(row: &[f32], code: HeadCode) -> Vec<u8> {
 }
 
 /// Scale and codes of each row.
-fn heads(x: &[f32], dim: usize, code: HeadCode) -> Vec<u8> {
+fn heads(x: &[f32], dim: usize, code: HeadCode, len: usize) -> Vec<u8> {
     x.chunks_exact(dim)
-        .flat_map(|row| stored(row, code))
+        .flat_map(|row| stored(row, code, len))
         .collect()
 }
 
@@ -273,7 +324,10 @@ impl Cache {
             Dtype::F16 | Dtype::F32 | Dtype::Heads(_) => (Vec::new(), Vec::new()),
         };
         let (k_heads, v_heads) = match dtype {
-            Dtype::Heads(code) => (heads(&k, shape.k_dim, code), heads(&v, shape.v_dim, code)),
+            Dtype::Heads(code) => (
+                heads(&k, shape.k_dim, code, shape.k_hadamard),
+                heads(&v, shape.v_dim, code, shape.v_hadamard),
+            ),
             Dtype::F16 | Dtype::F32 | Dtype::Q8 => (Vec::new(), Vec::new()),
         };
         Cache {
@@ -317,6 +371,10 @@ fn attend(
     dtype: Dtype,
     rng: &mut Rng,
 ) -> Vec<Vec<f32>> {
+    let shape = &match dtype {
+        Dtype::Heads(code) => rotated(shape, parts[0].0.values, code),
+        Dtype::F16 | Dtype::F32 | Dtype::Q8 => *shape,
+    };
     let seqs: Vec<&Seq> = parts.iter().map(|p| p.0).collect();
     let lens: Vec<usize> = parts.iter().map(|p| p.2).collect();
     let cache = Cache::new(shape, &seqs, &lens, dtype, rng);
@@ -400,6 +458,8 @@ fn shape(
         n_kv_heads,
         k_dim,
         v_dim,
+        k_hadamard: 1,
+        v_hadamard: 1,
         page,
         scale: 1.0 / (k_dim as f32).sqrt(),
         soft_cap: None,
@@ -744,6 +804,12 @@ fn bits_do_not_depend_on_batching_with_small_q8_0_heads() {
 }
 
 #[test]
+fn splitting_the_work_does_not_change_bits_in_few_bits() {
+    check_batches(Dtype::Heads(HeadCode::Q5_1));
+    check_batches(Dtype::Heads(HeadCode::Q4_0));
+}
+
+#[test]
 fn bits_do_not_depend_on_how_segments_run() {
     for mask in [Mask::All, Mask::Window(1500), Mask::Chunk(512)] {
         let mut shape = AttnShape {
@@ -751,6 +817,8 @@ fn bits_do_not_depend_on_how_segments_run() {
             n_kv_heads: 2,
             k_dim: 32,
             v_dim: 32,
+            k_hadamard: 1,
+            v_hadamard: 1,
             page: 64,
             scale: 0.2,
             soft_cap: None,

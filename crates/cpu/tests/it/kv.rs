@@ -2,11 +2,10 @@
 
 use half::f16;
 use rocmforge_cpu::{
-    HeadCode, Isa, KvLayout, KvSlice, KvSliceMut, Pool, kv_append, kv_copy, kv_read,
+    HeadCode, Isa, KvLayout, KvSlice, KvSliceMut, Pool, hadamard, kv_append, kv_copy, kv_read,
 };
-use rocmforge_gguf::quant::QuantizeBlock;
-use rocmforge_gguf::quant::f8;
-use rocmforge_gguf::quant::legacy::Q8_0;
+use rocmforge_gguf::quant::legacy::{Q4_0, Q5_1, Q8_0};
+use rocmforge_gguf::quant::{QuantizeBlock, f8};
 use rocmforge_plan::SlotRun;
 
 use crate::random::Rng;
@@ -16,6 +15,7 @@ fn layout(n_kv_heads: usize, dim: usize, page: usize) -> KvLayout {
         n_kv_heads,
         dim,
         page,
+        hadamard: 1,
     }
 }
 
@@ -202,6 +202,142 @@ fn kv_append_stores_small_heads_as_q8_0_blocks() {
                 head[2..].iter().zip(&block.qs).all(|(&a, &b)| a as i8 == b),
                 "{dim}"
             );
+        }
+    }
+}
+
+/// Appends one row per slot to heads in `code`, and returns these and what they are read as.
+fn through(code: HeadCode, layout: &KvLayout, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    let (isa, pool, dim) = (Isa::detect(), Pool::new(2), layout.dim);
+    let slots: Vec<u32> = (0..layout.page as u32).collect();
+    let mut heads = vec![7; layout.page * code.head_bytes(dim)];
+    let to = KvSliceMut::Heads {
+        code,
+        heads: &mut heads,
+        dim,
+    };
+    kv_append(isa, &pool, layout, x, &slots, to);
+    let mut out = vec![f32::NAN; x.len()];
+    let from = KvSlice::Heads {
+        code,
+        heads: &heads,
+        dim,
+    };
+    kv_read(isa, &pool, layout, &slots, from, &mut out);
+    (heads, out)
+}
+
+#[test]
+fn heads_in_few_bits_are_blocks_of_their_rotation() {
+    let mut rng = Rng(12);
+    let n = 40;
+    for (dim, len) in [(128, 128), (64, 64), (96, 32), (32, 1)] {
+        let mut x = rng.vec(n * dim);
+        for (i, x) in x.chunks_exact_mut(dim).enumerate() {
+            let magnitude = (i as f32 - 30.0).exp2();
+            x.iter_mut().for_each(|x| *x *= magnitude);
+        }
+        x[3 * dim..4 * dim].fill(0.0);
+        x[4 * dim] = f32::NAN;
+        let mut rotated = x.clone();
+        hadamard(&mut rotated, len);
+        for (head, rotated) in x.chunks_exact(len).zip(rotated.chunks_exact(len)) {
+            // Entry (i, j) of the matrix is -1 if i and j have an odd number of bits in common.
+            for (i, &got) in rotated.iter().enumerate() {
+                let term = |(j, &x): (usize, &f32)| match (i & j).count_ones() % 2 {
+                    0 => f64::from(x),
+                    _ => -f64::from(x),
+                };
+                let want = head.iter().enumerate().map(term).sum::<f64>() / (len as f64).sqrt();
+                let largest = head.iter().fold(0f32, |max, x| max.max(x.abs()));
+                let near = (f64::from(got) - want).abs() <= f64::from(largest) * 1e-5;
+                assert!(near || got.is_nan() && want.is_nan(), "{got}, not {want}");
+            }
+        }
+        let layout = KvLayout {
+            hadamard: len,
+            ..layout(1, dim, n)
+        };
+        for code in [HeadCode::Q5_1, HeadCode::Q4_0] {
+            let (heads, _) = through(code, &layout, &x);
+            let n_bytes = code.head_bytes(32);
+            for (block, x) in heads.chunks_exact(n_bytes).zip(rotated.chunks_exact(32)) {
+                let scale = f16::from_le_bytes([block[0], block[1]]);
+                if x.iter().any(|x| x.is_nan()) {
+                    assert!(scale.is_nan());
+                    continue;
+                }
+                let wanted = match code {
+                    HeadCode::Q5_1 => {
+                        let Q5_1 { d, m, qh, qs } = Q5_1::quantize(x);
+                        [&d.0[..], &m.0, &qh, &qs].concat()
+                    }
+                    _ => {
+                        let Q4_0 { d, qs } = Q4_0::quantize(x);
+                        [&d.0[..], &qs].concat()
+                    }
+                };
+                assert_eq!(block, wanted, "{code:?}, heads of {dim}");
+            }
+        }
+    }
+}
+
+/// One large value in each head, as keys have them: without a rotation it takes the precision of its block.
+#[test]
+fn rotated_heads_keep_precision_beside_outliers() {
+    let mut rng = Rng(13);
+    let (dim, n) = (128, 64);
+    let mut x = rng.vec(n * dim);
+    x.iter_mut().skip(5).step_by(dim).for_each(|x| *x = 40.0);
+    for code in [HeadCode::Q5_1, HeadCode::Q4_0] {
+        let [plain, rotated] = [1, dim].map(|hadamard| {
+            let layout = KvLayout {
+                hadamard,
+                ..layout(1, dim, n)
+            };
+            let (_, read) = through(code, &layout, &x);
+            let squares = x.iter().zip(&read).map(|(a, b)| f64::from(a - b).powi(2));
+            // Of the other values of the large one's block.
+            let in_block = squares
+                .enumerate()
+                .filter(|(i, _)| i % dim < 32 && i % dim != 5);
+            in_block.map(|(_, square)| square).sum::<f64>().sqrt()
+        });
+        assert!(
+            rotated < plain / 2.0,
+            "{code:?}: {rotated}, {plain} without"
+        );
+    }
+}
+
+/// A head of less than 32 values is a block whose other codes are 0.
+#[test]
+fn small_heads_take_a_whole_block_in_few_bits() {
+    let mut rng = Rng(14);
+    for code in [HeadCode::Q5_1, HeadCode::Q4_0] {
+        for dim in [1, 8, 16, 31] {
+            let x = rng.vec(3 * dim);
+            let (heads, read) = through(code, &layout(1, dim, 3), &x);
+            for (x, read) in x.chunks_exact(dim).zip(read.chunks_exact(dim)) {
+                let largest = x.iter().fold(0f32, |max, x| max.max(x.abs()));
+                // Half of a step of 2 / 31; and of 1 / 8, or a whole one at the end that has no code.
+                let bound = match code {
+                    HeadCode::Q5_1 => largest * 0.034,
+                    _ => largest * 0.126,
+                };
+                for (x, read) in x.iter().zip(read) {
+                    assert!(
+                        (x - read).abs() <= bound,
+                        "{code:?}: {read} for {x}"
+                    );
+                }
+            }
+            for block in heads.chunks_exact(code.head_bytes(dim)) {
+                let codes = &block[block.len() - 16..];
+                let nibble = |i: usize| codes[i % 16] >> (i / 16 * 4) & 15;
+                assert!((dim..32).all(|i| nibble(i) == 0), "{code:?} of {dim}");
+            }
         }
     }
 }

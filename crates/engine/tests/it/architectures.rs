@@ -83,6 +83,8 @@ fn latent_caches_of_every_type_are_near_f32() {
             KvType::F16 => [1e-10, 1e-5],
             KvType::Q8_0 => [1e-7, 2e-3],
             KvType::F8E4M3 => [1e-5, 2e-2],
+            KvType::Q5_1 => [1e-5, 0.1],
+            KvType::Q4_0 => [1e-5, 0.2],
         };
         assert!(
             (least..=most).contains(&found),

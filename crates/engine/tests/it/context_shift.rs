@@ -169,7 +169,12 @@ fn shifted_context_matches_a_fresh_run_in_one_layer() {
         assert!(worst < 2e-4, "{name}: {worst}");
     }
     // The error of rounding a rotated key again.
-    for (kv_type, bound) in [(KvType::F16, 0.01), (KvType::Q8_0, 0.15)] {
+    for (kv_type, bound) in [
+        (KvType::F16, 0.01),
+        (KvType::Q8_0, 0.15),
+        (KvType::Q5_1, 0.6),
+        (KvType::Q4_0, 1.2),
+    ] {
         let config = EngineConfig {
             kv_type,
             ..config()

@@ -248,26 +248,31 @@ fn perplexity_of_forge_mini_matches_llama_cpp(variant: &str) {
 }
 
 test_cases! {
-    perplexity_with_an_8_bit_cache_matches_f16:
+    perplexity_with_a_coded_cache_matches_f16:
     q4_k_m("forge-mini-Q4_K_M.gguf"),
 }
 
 #[test]
 #[ignore = "exhaustive: run by .ci/run --full"]
 fn perplexity_of_an_f16_model_with_an_8_bit_cache_matches_f16() {
-    perplexity_with_an_8_bit_cache_matches_f16("forge-mini-F16.gguf");
+    perplexity_with_a_coded_cache_matches_f16("forge-mini-F16.gguf");
 }
 
 /// Compares the perplexity with 8-bit caches to that with an F16 cache, within relative bounds. Q8_0 loses almost
 /// nothing, the three mantissa bits of F8E4M3 a little.
-fn perplexity_with_an_8_bit_cache_matches_f16(file: &str) {
+fn perplexity_with_a_coded_cache_matches_f16(file: &str) {
     let Some(folder) = conformance("models") else {
         return;
     };
     let text = std::fs::read(folder.join("heldout.txt")).unwrap();
     let ppl = |kv_type| measure(&folder.join(file), &text, 512, Some(16), kv_type).0;
     let half = ppl(KvType::F16);
-    for (kv_type, bound) in [(KvType::Q8_0, 0.005), (KvType::F8E4M3, 0.02)] {
+    for (kv_type, bound) in [
+        (KvType::Q8_0, 0.005),
+        (KvType::F8E4M3, 0.02),
+        (KvType::Q5_1, 0.01),
+        (KvType::Q4_0, 0.01),
+    ] {
         let coded = ppl(kv_type);
         check_coded(&format!("{file} {kv_type:?}"), coded, half, bound);
     }

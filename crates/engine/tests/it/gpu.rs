@@ -201,6 +201,8 @@ test_cases! {
     f16(KvType::F16, [5e-3, 1e-5]),
     q8_0(KvType::Q8_0, [2e-2, 1e-2]),
     f8e4m3(KvType::F8E4M3, [2e-2, 1e-2]),
+    q5_1(KvType::Q5_1, [0.2, 0.1]),
+    q4_0(KvType::Q4_0, [0.4, 0.2]),
 }
 
 /// Checks a KV-cache type of the GPU, with and without graphs. A key may round to another code than on the CPU, which
@@ -564,7 +566,7 @@ fn rejects_unsupported_kv_cache_types_at_start() {
         ..config(&gpu)
     };
     let message = start(&model("llama", GgmlType::F32), &wide);
-    for part in ["f16, q8_0 or fp8", "not f32"] {
+    for part in ["f16, q8_0, fp8, q5_1 or q4_0", "not f32"] {
         assert!(message.contains(part), "{message}");
     }
 }
@@ -602,11 +604,11 @@ fn checks_the_first_use_of_a_gpu_once() {
     let other = short_model("llama", GgmlType::Q8_0, 1);
     drop(start(&other, Graphs::Off));
     drop(start(&llama, Graphs::Off));
-    for kv_type in [KvType::Q8_0, KvType::F8E4M3] {
+    for kv_type in [KvType::Q8_0, KvType::F8E4M3, KvType::Q5_1, KvType::Q4_0] {
         drop(start_with(&llama, Graphs::Off, kv_type));
     }
     let distinct: std::collections::HashSet<String> = keys().into_iter().collect();
-    assert_eq!((keys().len(), distinct.len()), (5, 5));
+    assert_eq!((keys().len(), distinct.len()), (7, 7));
 }
 
 #[test]

@@ -56,6 +56,7 @@ test_cases! {
         ..mode("llama", KvType::F8E4M3, HALF, STOP)
     }),
     phi3_q8_0_half_shift(mode("phi3", KvType::Q8_0, HALF, SHIFT)),
+    llama_q4_0_shift(mode("llama", KvType::Q4_0, ALL, SHIFT)),
     deepseek2_q8_0_shift(mode("deepseek2", KvType::Q8_0, ALL, SHIFT)),
     deepseek2_f8_half_cpu_experts(Mode {
         experts: Experts::OnCpu,
@@ -213,13 +214,15 @@ fn difference(got: &[Row], expected: &[Row]) -> f32 {
 }
 
 test_cases! {
-    small_heads_in_8_bits_match_cpu:
-    q8_0(KvType::Q8_0),
-    f8e4m3(KvType::F8E4M3),
+    small_quantized_heads_match_cpu:
+    q8_0(KvType::Q8_0, 2e-2),
+    f8e4m3(KvType::F8E4M3, 2e-2),
+    q5_1(KvType::Q5_1, 5e-2),
+    q4_0(KvType::Q4_0, 0.1),
 }
 
-/// Checks heads of 8 values, which are one Q8_0 block each and run on the generic attention kernel.
-fn small_heads_in_8_bits_match_cpu(kv_type: KvType) {
+/// Checks heads of 8 values, which are one block each and run on the generic attention kernel.
+fn small_quantized_heads_match_cpu(kv_type: KvType, bound: f32) {
     let (Some(gpu), Some(data)) = (test_gpu(), conformance("data")) else {
         return;
     };
@@ -237,5 +240,5 @@ fn small_heads_in_8_bits_match_cpu(kv_type: KvType) {
     });
     let d = crate::common::device::difference(&gpu, &cpu);
     println!("{kv_type:?}: {d:.1e}");
-    assert!(d < 2e-2, "{kv_type:?}: {d:e}");
+    assert!(d < bound, "{kv_type:?}: {d:e}");
 }

@@ -103,12 +103,14 @@ fn batching_is_bit_identical(variant: &str) {
 }
 
 test_cases! {
-    batching_with_an_8_bit_cache_is_bit_identical:
+    batching_with_a_coded_cache_is_bit_identical:
     q8_0(KvType::Q8_0),
     f8e4m3(KvType::F8E4M3),
+    q5_1(KvType::Q5_1),
+    q4_0(KvType::Q4_0),
 }
 
-fn batching_with_an_8_bit_cache_is_bit_identical(kv_type: KvType) {
+fn batching_with_a_coded_cache_is_bit_identical(kv_type: KvType) {
     assert_batching("Q4_K_M", kv_type);
 }
 
@@ -182,6 +184,8 @@ test_cases! {
     f32(KvType::F32),
     q8_0(KvType::Q8_0),
     f8e4m3(KvType::F8E4M3),
+    q5_1(KvType::Q5_1),
+    q4_0(KvType::Q4_0),
 }
 
 fn chunked_prefill_is_bit_identical(kv_type: KvType) {
@@ -218,13 +222,21 @@ fn chunked_prefill_is_bit_identical(kv_type: KvType) {
     }
 }
 
-#[test]
-fn prefix_sharing_does_not_change_results() {
+test_cases! {
+    prefix_sharing_does_not_change_results:
+    f16(KvType::F16),
+    q4_0(KvType::Q4_0),
+}
+
+fn prefix_sharing_does_not_change_results(kv_type: KvType) {
     let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
     let prompt = loaded
         .tokenizer
         .encode(&PROMPTS.concat(), Default::default());
-    let shared = EngineConfig::default();
+    let shared = EngineConfig {
+        kv_type,
+        ..EngineConfig::default()
+    };
     let unshared = EngineConfig {
         prefix_sharing: PrefixSharing::Off,
         ..shared.clone()

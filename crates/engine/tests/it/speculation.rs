@@ -235,7 +235,7 @@ fn samplers_see_the_same_tokens() {
             ..greedy(story(&loaded, "Once upon a time"), 40)
         })
         .collect();
-    for kv_type in [KvType::F16, KvType::Q8_0] {
+    for kv_type in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
         let config = EngineConfig {
             kv_type,
             ..config()

@@ -171,3 +171,24 @@ impl QuantizeBlock for Q4_0 {
         }
     }
 }
+
+impl QuantizeBlock for Q5_1 {
+    fn quantize(values: &[f32]) -> Self {
+        // As ggml, of equal zeros the first.
+        let lesser = |min, &x| if x < min { x } else { min };
+        let greater = |max, &x| if x > max { x } else { max };
+        let min = values.iter().fold(f32::INFINITY, lesser);
+        let max = values.iter().fold(f32::NEG_INFINITY, greater);
+        let d = (max - min) / 31.0;
+        let id = if d == 0.0 { 0.0 } else { 1.0 / d };
+        let code = |x: f32| (((x - min) * id + 0.5) as u8).min(31);
+        let codes: [u8; QK] = std::array::from_fn(|j| code(values[j]));
+        let high = (0..QK).fold(0u32, |high, j| high | u32::from(codes[j] >> 4) << j);
+        Q5_1 {
+            d: F16::from_f32(d),
+            m: F16::from_f32(min),
+            qh: high.to_le_bytes(),
+            qs: std::array::from_fn(|j| codes[j] & 15 | codes[j + QK / 2] << 4),
+        }
+    }
+}

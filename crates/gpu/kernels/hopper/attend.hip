@@ -4,7 +4,8 @@
 //
 // attend_DIM, attend_192_128: hopper/attend_rows.h. attend_latent_K_V: keys whose first V values are the value, see
 // hopper/attend_latent.h.
-#define KV_TYPE F16
+#define KEY_TYPE F16
+#define VALUE_TYPE F16
 #include "hopper/attend_latent.h"
 #include "hopper/attend_rows.h"
 

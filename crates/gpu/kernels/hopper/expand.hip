@@ -9,7 +9,8 @@
 // weights that meet them are a step; the copies of two steps are under way.
 //
 // Of one sequence, whose pages in k and v follow one another: [n_pages, n_heads, page, dim].
-#define KV_TYPE F16
+#define KEY_TYPE F16
+#define VALUE_TYPE F16
 #include "hopper/attend.h"
 
 struct ExpandParams {

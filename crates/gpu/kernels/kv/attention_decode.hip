@@ -30,7 +30,12 @@
 #endif
 
 #if defined(GPU_NVIDIA)
-template <u32 DIM, u32 HEADS, bool FITS = DecodeMatrix<DIM, HEADS>::FITS> struct Decode : DecodeMatrix<DIM, HEADS> {};
+template <u32 DIM, u32 HEADS> constexpr bool fits_matrix() {
+    if constexpr (!__is_same(KeyType, ValueType) || KeyType::SCALES == kv::Scales::Within) return false;
+    else return DecodeMatrix<KeyType, DIM, HEADS>::FITS;
+}
+template <u32 DIM, u32 HEADS, bool FITS = fits_matrix<DIM, HEADS>()>
+struct Decode : DecodeMatrix<KeyType, DIM, HEADS> {};
 template <u32 DIM, u32 HEADS> struct Decode<DIM, HEADS, false> : DecodeLanes<DIM, DIM, HEADS> {};
 #else
 template <u32 DIM, u32 HEADS> struct Decode : DecodeLanes<DIM, DIM, HEADS> {};
@@ -84,7 +89,10 @@ KERNEL(combine, DecodeParams, THREADS) {
     if (seq == NO_ROW || span.n_used == 1) return;
     u64 of_row = (u64)row * p.n_heads + head;
     Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, p.v_dim};
-    parts.combine(p.scores, head, of_row * p.n_splits, span.n_used, p.out + of_row * p.v_dim);
+    float* out = p.out + of_row * p.v_dim;
+    parts.combine(p.scores, head, of_row * p.n_splits, span.n_used, out);
+    if constexpr (ValueType::ROTATES)
+        if (p.v_hadamard() > 1) rotate_rows<THREADS>(1, p.v_dim, p.v_hadamard(), [&](u32) { return out; });
 }
 
 KERNEL(generic, DecodeParams, THREADS) {
@@ -103,6 +111,8 @@ KERNEL(generic, DecodeParams, THREADS) {
     u32 kv_head = head / (p.n_heads / p.cache.n_kv_heads);
     const float* q = p.q + ((u64)row * p.n_heads + head) * p.k_dim;
     for (u32 i = tid(); i < p.k_dim; i += THREADS) query[i] = q[i] * p.scores.query_factor(own);
+    if constexpr (KeyType::ROTATES)
+        if (p.k_hadamard() > 1) rotate_rows<THREADS>(1, p.k_dim, p.k_hadamard(), [&](u32) { return query; });
     for (u32 i = tid(); i < p.v_dim; i += THREADS) acc[i] = 0.0f;
     float greatest = UNSEEN, sum = 0.0f;
     for (u32 tile = first; tile <= last; tile += TILE) {
@@ -112,7 +122,7 @@ KERNEL(generic, DecodeParams, THREADS) {
         if (pos <= last) {
             u64 row_of_k = p.cache.slot(p.cache.block(seq, pos), kv_head, pos);
             float dot = 0.0f;
-            for (u32 i = 0; i < p.k_dim; i++) dot = fma(Kv::one(p.cache.k, row_of_k, p.k_dim, i), query[i], dot);
+            for (u32 i = 0; i < p.k_dim; i++) dot = fma(KeyType::one(p.cache.k, row_of_k, p.k_dim, i), query[i], dot);
             x = fma(bias, Scores::distance(own, pos), p.scores.exponent(dot));
         }
         float max = max_of(greatest, block_reduce<Max, THREADS>(x, part));
@@ -126,11 +136,14 @@ KERNEL(generic, DecodeParams, THREADS) {
             float total = acc[i] * rescale;
             for (u32 j = 0; j < n; j++) {
                 u64 row_of_v = p.cache.slot(p.cache.block(seq, tile + j), kv_head, tile + j);
-                total = fma(Kv::one(p.cache.v, row_of_v, p.v_row, i), weights[j], total);
+                total = fma(ValueType::one(p.cache.v, row_of_v, p.v_row, i), weights[j], total);
             }
             acc[i] = total;
         }
     }
     sum += p.scores.sink_weight(head, greatest);
-    for (u32 i = tid(); i < p.v_dim; i += THREADS) p.out[((u64)row * p.n_heads + head) * p.v_dim + i] = acc[i] / sum;
+    float* out = p.out + ((u64)row * p.n_heads + head) * p.v_dim;
+    for (u32 i = tid(); i < p.v_dim; i += THREADS) out[i] = acc[i] / sum;
+    if constexpr (ValueType::ROTATES)
+        if (p.v_hadamard() > 1) rotate_rows<THREADS>(1, p.v_dim, p.v_hadamard(), [&](u32) { return out; });
 }

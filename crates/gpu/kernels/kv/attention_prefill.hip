@@ -46,7 +46,10 @@ KERNEL(combine_rows, PrefillParams, THREADS) {
     u32 last = (p.scores.last_seen(pos, rows.first_pos + rows.n_rows - 1) - splits.start) / splits.len;
     u64 of_row = (u64)row * p.n_heads + head;
     Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, p.v_dim};
-    parts.combine(p.scores, head, of_row * p.n_splits + first, last - first + 1, p.out + of_row * p.v_dim);
+    float* out = p.out + of_row * p.v_dim;
+    parts.combine(p.scores, head, of_row * p.n_splits + first, last - first + 1, out);
+    if constexpr (ValueType::ROTATES)
+        if (p.v_hadamard > 1) rotate_rows<THREADS>(1, p.v_dim, p.v_hadamard, [&](u32) { return out; });
 }
 
 // WAVES as in src/ops/attention.rs.

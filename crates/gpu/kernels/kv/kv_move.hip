@@ -38,8 +38,11 @@ struct KvMoveParams {
     float inverse_magnitude;
     // The first rotated value of a head.
     u32 first_rot;
+    // Values of a key that hadamard.h rotates together; 1 for none.
+    u32 k_hadamard;
+    u32 pad;
     FIELDS(k_cache, v_cache, table, runs, n_copied, n_kv_heads, k_dim, v_dim, n_rot, page, n_slots, back_by,
-           inverse_magnitude, first_rot)
+           inverse_magnitude, first_rot, k_hadamard, pad)
 };
 
 struct Neox {
@@ -52,21 +55,14 @@ struct Norm {
     DEV_MEMBER static u32 stride(u32) { return 1; }
 };
 
-// Bytes of the scales of a row.
-DEV u32 scale_bytes(u32 dim) {
-    if constexpr (Kv::SCALES == kv::Scales::Block) return 2 * div_up(dim, kv::BLOCK);
-    return Kv::SCALES == kv::Scales::Row ? 2 : 0;
-}
-
-DEV void copy_row(const kv::Planes& cache, u64 from, u64 to, u32 dim) {
-    const u32 n_codes = dim * Kv::CODE_BYTES, n_scales = scale_bytes(dim);
+DEV void copy_row(const kv::Planes& cache, u64 from, u64 to, u32 n_codes, u32 n_scales) {
     for (u32 i = tid() % TEAM; i < n_codes; i += TEAM) cache.codes[to * n_codes + i] = cache.codes[from * n_codes + i];
     for (u32 i = tid() % TEAM; i < n_scales; i += TEAM)
         cache.scales[to * n_scales + i] = cache.scales[from * n_scales + i];
 }
 
 template <typename Style> DEV void kv_move(const KvMoveParams& p) {
-    constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None;
+    constexpr bool HAS_SCALES = KeyType::SCALES != kv::Scales::None;
     const SlotRun run = p.runs[bid_x()];
     const u32 row = bid_y() * (THREADS / TEAM) + tid() / TEAM, lane_of_team = tid() % TEAM;
     const u32 head = row / p.page % p.n_kv_heads, token = row % p.page;
@@ -80,13 +76,29 @@ template <typename Style> DEV void kv_move(const KvMoveParams& p) {
     const u32 dim = is_v ? p.v_dim : p.k_dim;
     auto place = [&](u32 slot) { return ((u64)(slot / p.page) * p.n_kv_heads + head) * p.page + slot % p.page; };
     const u64 from = place(from_slot), to = place(to_slot);
-    if (moves && n_rot == 0 && from != to) copy_row(cache, from, to, dim);
+    if (moves && n_rot == 0 && from != to) {
+        const u32 n_codes = is_v ? ValueType::code_bytes(dim) : KeyType::code_bytes(dim);
+        const u32 n_scales = is_v ? ValueType::scale_bytes(dim) : KeyType::scale_bytes(dim);
+        copy_row(cache, from, to, n_codes, n_scales);
+    }
 
     [[maybe_unused]] float* gathered = nullptr;
     if constexpr (HAS_SCALES) {
         DYNAMIC_SHARED(float, memory);
         gathered = memory + tid() / TEAM * p.k_dim;
     }
+    // A key that hadamard.h has rotated is first rotated back as a whole.
+    if constexpr (KeyType::ROTATES) {
+        for (u32 i = lane_of_team; i < (n_rot != 0 ? dim : 0); i += TEAM)
+            gathered[i] = KeyType::one(cache, from, dim, i);
+        wave_barrier(gathered, p.k_dim * 4);
+        if (p.k_hadamard > 1) rotate_row(gathered, n_rot != 0 ? dim : 0, p.k_dim, p.k_hadamard);
+        wave_barrier(gathered, p.k_dim * 4);
+    }
+    auto get = [&](u32 i) {
+        if constexpr (KeyType::ROTATES) return gathered[i];
+        else return KeyType::one(cache, from, dim, i);
+    };
     auto put = [&](u32 i, float x) {
         if constexpr (HAS_SCALES) gathered[i] = x;
         else ((u16*)cache.codes)[to * dim + i] = f2h(x);
@@ -94,7 +106,7 @@ template <typename Style> DEV void kv_move(const KvMoveParams& p) {
     const float* angles = p.table + (u64)p.back_by * n_rot;
     for (u32 i = lane_of_team; i < n_rot / 2; i += TEAM) {
         const u32 first = p.first_rot + Style::first(i), second = first + Style::stride(n_rot);
-        const float a = Kv::one(cache, from, dim, first), b = Kv::one(cache, from, dim, second);
+        const float a = get(first), b = get(second);
         const float cos = angles[2 * i] * p.inverse_magnitude, sin = angles[2 * i + 1] * p.inverse_magnitude;
         put(first, a * cos + b * sin);
         put(second, b * cos - a * sin);
@@ -102,11 +114,12 @@ template <typename Style> DEV void kv_move(const KvMoveParams& p) {
     if (n_rot != 0)
         for (u32 i = lane_of_team; i < dim - n_rot; i += TEAM) {
             const u32 at = i < p.first_rot ? i : i + n_rot;
-            put(at, Kv::one(cache, from, dim, at));
+            put(at, get(at));
         }
     if constexpr (HAS_SCALES) {
         wave_barrier(gathered, p.k_dim * 4);
-        kv::store_row<Kv, 1>(cache, to, n_rot != 0 ? dim : 0, p.k_dim, gathered);
+        kv::rotate_and_store<KeyType, 1>(cache, to, n_rot != 0 ? dim : 0, p.k_dim, p.k_hadamard, p.k_hadamard,
+                                         gathered);
     }
 }
 

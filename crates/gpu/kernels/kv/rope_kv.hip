@@ -48,12 +48,16 @@ struct RopeKvParams {
     u32 page;
     u32 n_slots;
     float eps;
-    // The larger of k_dim and v_dim. v_dim is 0 if values are parts of keys.
+    // The larger of k_dim and v_dim, in whole eights. v_dim is 0 if values are parts of keys.
     u32 widest;
     u32 first_rot;
     u32 q_tail_dim;
+    // Values that hadamard.h rotates together; 1 for none.
+    u32 k_hadamard;
+    u32 v_hadamard;
     FIELDS(q, q_out, k, v, k_cache, v_cache, table, q_norm, k_norm, q_tail, k_tail, positions, slots, n_q_heads,
-           n_kv_heads, k_dim, v_dim, n_rot, n_ctx, page, n_slots, eps, widest, first_rot, q_tail_dim)
+           n_kv_heads, k_dim, v_dim, n_rot, n_ctx, page, n_slots, eps, widest, first_rot, q_tail_dim, k_hadamard,
+           v_hadamard)
 };
 
 template <u32 W> struct Run {
@@ -181,7 +185,7 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
         scale = 1.0f / sqrt_of(group_reduce<Sum, TEAM>(sum) / (float)(has_tail ? p.first_rot : dim) + p.eps);
     }
 
-    constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None;
+    constexpr bool HAS_SCALES = KeyType::SCALES != kv::Scales::None;
     // Values collected to compute their scales.
     [[maybe_unused]] float* gathered = nullptr;
     if constexpr (HAS_SCALES) {
@@ -217,7 +221,9 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     }
     if constexpr (HAS_SCALES) {
         wave_barrier(gathered, p.widest * 4);
-        kv::store_row<Kv, W == 4 ? 8 : 1>(cache, cached, is_cached ? dim : 0, p.widest, gathered);
+        static_assert(__is_same(KeyType, ValueType), "one store for keys and values");
+        const u32 len = is_v ? p.v_hadamard : p.k_hadamard, longest = max_of(p.k_hadamard, p.v_hadamard);
+        kv::rotate_and_store<KeyType, W == 4 ? 8 : 1>(cache, cached, is_cached ? dim : 0, p.widest, len, longest, gathered);
     }
 }
 

@@ -827,7 +827,7 @@ impl Call<'_> {
             tile_heads: tile_heads as u32,
             n_splits: n_splits as u32,
             grain: grain as u32,
-            pad: 0,
+            v_hadamard: self.kv.shape.hadamard_lens()[1] as u32,
         };
         let grid = [n_blocks as u32, n_tiles as u32, (n_seqs * n_splits) as u32];
         self.gpu

@@ -130,7 +130,7 @@ pub(super) struct PrefillParams {
     pub(super) tile_heads: u32,
     pub(super) n_splits: u32,
     pub(super) grain: u32,
-    pub(super) pad: u32,
+    pub(super) v_hadamard: u32,
 }
 
 layout!(PrefillParams {
@@ -148,7 +148,7 @@ layout!(PrefillParams {
     tile_heads,
     n_splits,
     grain,
-    pad
+    v_hadamard
 });
 
 const _: () = assert!(size_of::<PrefillParams>() == 176);

@@ -66,6 +66,8 @@ struct KvMoveParams {
     back_by: u32,
     inverse_magnitude: f32,
     first_rot: u32,
+    k_hadamard: u32,
+    pad: u32,
 }
 
 layout!(KvMoveParams {
@@ -82,10 +84,12 @@ layout!(KvMoveParams {
     n_slots,
     back_by,
     inverse_magnitude,
-    first_rot
+    first_rot,
+    k_hadamard,
+    pad
 });
 
-const _: () = assert!(size_of::<KvMoveParams>() == 88);
+const _: () = assert!(size_of::<KvMoveParams>() == 96);
 
 kernels! {
     struct KvMoveKernels {
@@ -141,6 +145,8 @@ pub fn kv_move(
         n_rot: 0,
         inverse_magnitude: 0.0,
         first_rot: 0,
+        k_hadamard: layer.shape.hadamard_lens()[0] as u32,
+        pad: 0,
     };
     let kernels = gpu.kernels().kv_move.of(ty);
     let mut kernel = &kernels.kv_move_norm;

@@ -95,6 +95,8 @@ struct RopeKvParams {
     widest: u32,
     first_rot: u32,
     q_tail_dim: u32,
+    k_hadamard: u32,
+    v_hadamard: u32,
 }
 
 layout!(RopeKvParams {
@@ -122,10 +124,12 @@ layout!(RopeKvParams {
     eps,
     widest,
     first_rot,
-    q_tail_dim
+    q_tail_dim,
+    k_hadamard,
+    v_hadamard
 });
 
-const _: () = assert!(size_of::<RopeKvParams>() == 168);
+const _: () = assert!(size_of::<RopeKvParams>() == 176);
 
 kernels! {
     struct RopeKvKernels {
@@ -153,7 +157,7 @@ pub(crate) fn check_append(gpu: &Gpu, shape: &KvShape, n_heads: usize) -> Result
     Limit::check(n_heads <= most, n_heads, || {
         format!("at most {most} heads of queries, keys and values")
     })?;
-    let widest = shape.k_dim.max(shape.v_dim);
+    let widest = shape.k_dim.max(shape.v_dim).saturating_add(7) / 8 * 8;
     let most = gpu.max_shared_bytes() as usize / TEAMS as usize / size_of::<f32>();
     Limit::check(!shape.ty.has_scales() || widest <= most, widest, || {
         let ty = shape.ty.name();
@@ -342,7 +346,8 @@ impl RopeKvParams {
         (self.k_dim, self.v_dim) = (k_dim as u32, v_dim as u32);
         self.page = page as u32;
         self.n_slots = u32::try_from(n_blocks * page).unwrap_or(u32::MAX);
-        self.widest = self.k_dim.max(self.v_dim);
+        self.widest = self.k_dim.max(self.v_dim).next_multiple_of(8);
+        [self.k_hadamard, self.v_hadamard] = layer.shape.hadamard_lens().map(|len| len as u32);
     }
 
     fn set_table(&mut self, rotation: &Rotation<'_>) {

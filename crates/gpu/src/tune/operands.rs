@@ -254,11 +254,22 @@ impl KvShape {
                     .iter()
                     .map(|&x| (x.abs() * 63.0) as u8 | u8::from(x < 0.0) << 7)
                     .collect(),
+                // Two codes in each byte.
+                crate::KvType::Q5_1 | crate::KvType::Q4_0 => values(n_rows * dim.div_ceil(32) * 16)
+                    .iter()
+                    .map(|&x| (x * 127.0) as i8 as u8)
+                    .collect(),
             };
+            let half = |x: f32| half::f16::from_f32(x).to_le_bytes();
             let scales = match self.ty {
                 crate::KvType::F16 => vec![],
-                crate::KvType::Q8_0 => half::f16::from_f32(1.0 / 64.0).to_le_bytes().to_vec(),
+                crate::KvType::Q8_0 => half(1.0 / 64.0).to_vec(),
                 crate::KvType::F8E4M3 => half::bf16::from_f32(1.0).to_le_bytes().to_vec(),
+                // Scale, minimum, and fifth bits of every other value.
+                crate::KvType::Q5_1 => {
+                    [half(1.0 / 16.0), half(-1.0), [0x55; 2], [0x55; 2]].concat()
+                }
+                crate::KvType::Q4_0 => half(1.0 / 8.0).to_vec(),
             };
             let n_scales = n_rows * self.ty.head_bytes(dim) - bytes.len();
             bytes.extend(scales.iter().cycle().take(n_scales));

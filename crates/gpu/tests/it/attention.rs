@@ -93,7 +93,7 @@ impl Case {
 const IN_HALVES: f64 = 1e-3;
 
 /// Quantized cache types.
-const CODED: [KvType; 2] = [KvType::Q8_0, KvType::F8E4M3];
+const CODED: [KvType; 4] = [KvType::Q8_0, KvType::F8E4M3, KvType::Q5_1, KvType::Q4_0];
 
 /// The buffers of a case.
 struct Data {
@@ -148,7 +148,7 @@ impl Data {
                     // Every row has another scale.
                     let factor = match case.ty {
                         KvType::F16 => 1.0,
-                        KvType::Q8_0 | KvType::F8E4M3 => [1.0, 0.03, 0.4, 2.5][pos % 4],
+                        _ => [1.0, 0.03, 0.4, 2.5][pos % 4],
                     };
                     let of_values = factor * (case.growth)(pos);
                     let planes = [
@@ -215,6 +215,7 @@ impl Data {
             Values::InKeys => (all_k.clone(), case.k_dim),
         };
         let group = case.n_heads / case.n_kv_heads;
+        let [k_hadamard, v_hadamard] = case.shape().hadamard_lens();
         let mut all = Vec::new();
         for (row, &seq) in self.seq_of_row.iter().enumerate() {
             if seq == u32::MAX {
@@ -240,7 +241,10 @@ impl Data {
             let growth = case.growth_at(own);
             for head in 0..case.n_heads {
                 let slot = |pos| self.slot(case, seq as usize, pos, head / group);
-                let q = &queries[(row * case.n_heads + head) * case.k_dim..][..case.k_dim];
+                // Keys and values are as they are stored.
+                let mut q =
+                    queries[(row * case.n_heads + head) * case.k_dim..][..case.k_dim].to_vec();
+                kv::hadamard(&mut q, k_hadamard);
                 let mut weights: Vec<f64> = (first..=last)
                     .map(|pos| {
                         let k = slot(pos) * case.k_dim;
@@ -269,6 +273,7 @@ impl Data {
                         *x += weight / sum * all_v[v + d];
                     }
                 }
+                kv::hadamard(&mut out, v_hadamard);
                 all.extend(out);
             }
         }
@@ -499,6 +504,8 @@ fn orders(gpu: &Gpu, ty: KvType, dim: usize) -> [u8; 4] {
         KvType::F16 => "attention_decode.F16",
         KvType::Q8_0 => "attention_decode.Q8_0",
         KvType::F8E4M3 => "attention_decode.F8E4M3",
+        KvType::Q5_1 => "attention_decode.Q5_1",
+        KvType::Q4_0 => "attention_decode.Q4_0",
     };
     let name = match dim {
         64 => "orders_64",
@@ -728,12 +735,13 @@ fn prompts_with_quantized_caches() {
     }
 }
 
-/// A row that attends to one position (even or odd) returns that position's values unchanged: every code, with the
-/// smallest and largest scales. Single heads and pairs, which NVIDIA's matrix units compute.
+/// A row that attends to one position (even or odd) returns that position's values unchanged, unless the type rotates
+/// heads: every code, with the smallest and largest scales. Single heads and pairs, which NVIDIA's matrix units compute.
 #[test]
 fn reads_every_code_exactly() {
     for gpu in common::gpus_with(&VARIANTS) {
-        for (ty, n_heads) in CODED.into_iter().flat_map(|ty| [(ty, 4), (ty, 8)]) {
+        let types = [KvType::Q8_0, KvType::F8E4M3];
+        for (ty, n_heads) in types.into_iter().flat_map(|ty| [(ty, 4), (ty, 8)]) {
             let mut case = Case::new(n_heads, 4, 64, &[(0, 1), (9, 1), (18, 1)]).of(ty);
             case.n_padding = 0;
             case.scores.mask = Mask::Window(1);
@@ -1150,7 +1158,7 @@ fn values_in_keys() {
     {
         // All types of one width that matrix units take, and of one that they do not; another type of each other width.
         let types = KvType::ALL.into_iter().enumerate();
-        for (_, ty) in types.filter(|&(n, _)| i >= 3 || n == i) {
+        for (_, ty) in types.filter(|&(n, _)| i >= 3 || n % 3 == i) {
             let seqs = [(40 + i, 1), (0, 1), (90, 1)];
             let case = latent(n_heads, dims, &seqs).of(ty);
             check(&format!("values in keys of {dims:?}"), &case);
@@ -1165,7 +1173,9 @@ fn prompts_with_values_in_keys() {
         (8, [576, 512], KvType::Q8_0),
         (5, [576, 512], KvType::F16),
         (16, [288, 256], KvType::F8E4M3),
+        (16, [288, 256], KvType::Q4_0),
         (20, [320, 256], KvType::Q8_0),
+        (3, [576, 512], KvType::Q5_1),
         (1, [576, 512], KvType::F8E4M3),
     ] {
         let case = latent(n_heads, dims, &[(0, 11), (40, 5)]).of(ty);

@@ -181,16 +181,20 @@ fn moves_copy_bits_and_rotate_keys() {
                     continue;
                 }
                 let [codes, scales] = before[0].row(from);
-                let exact = turned(kv::decode(ty, codes, scales), [n_rot, start], style);
+                // As they are stored: rotated by a Hadamard matrix or not.
+                let len = shape.hadamard_lens()[0];
+                let mut exact = kv::decode(ty, codes, scales, k_dim);
+                kv::hadamard(&mut exact, len);
+                let mut exact = turned(exact, [n_rot, start], style);
+                kv::hadamard(&mut exact, len);
                 let [codes, scales] = got_keys.row(to);
                 wanted[0].set(to, [codes, scales]);
                 let largest = exact.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
-                for (got, exact) in kv::decode(ty, codes, scales).iter().zip(&exact) {
+                for (got, exact) in kv::decode(ty, codes, scales, k_dim).iter().zip(&exact) {
                     // Half a quantization step, and f32's error.
                     let step = match ty {
                         KvType::F16 => exact.abs() / 2048.0 * 1.001,
-                        // Plus the rounding of the scale to f16.
-                        KvType::Q8_0 => largest * (0.501 / 127.0 + 1.0 / 2048.0),
+                        KvType::Q8_0 | KvType::Q5_1 | KvType::Q4_0 => kv::block_error(ty, largest),
                         KvType::F8E4M3 => {
                             (exact.abs() / 16.0).max(largest / 224.0 / 1024.0) * 1.001
                         }

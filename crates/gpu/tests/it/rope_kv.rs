@@ -200,7 +200,8 @@ fn appended(shape: &KvShape, which: usize, rows: &Rows, x: &[f32]) -> Vec<u8> {
     let places = places(rows, shape.n_kv_heads, shape.page);
     for (place, head) in places.iter().zip(x.chunks(dim)) {
         if let Some(at) = *place {
-            let [codes, scales] = &kv::encode(shape.ty, head);
+            let head = kv::rotated(head, shape.hadamard_lens()[which]);
+            let [codes, scales] = &kv::encode(shape.ty, &head);
             stored.set(at, [codes, scales]);
         }
     }
@@ -301,7 +302,7 @@ fn rows_of_every_magnitude() {
         let rows = Rows::new(&gpu, shape.page as u32);
         let [k, v] = [&k, &v].map(|row| row.repeat(rows.n()));
         let [dk, dv] = [&k, &v].map(|x| gpu.upload(x).unwrap());
-        for ty in [KvType::Q8_0, KvType::F8E4M3] {
+        for ty in KvType::ALL.into_iter().filter(|&ty| ty != KvType::F16) {
             let kv_shape = kv_shape(&shape, ty);
             let caches = caches(&gpu, &kv_shape);
             let layer = KvLayer::new(kv_shape, &caches);
@@ -418,13 +419,15 @@ fn assert_keys(gpu: &Gpu, layer: &KvLayer<'_>, rows: &Rows, wanted: &[f64], what
     let places = places(rows, shape.n_kv_heads, shape.page);
     for (place, wanted) in places.iter().zip(wanted.chunks(shape.k_dim)) {
         let Some(at) = *place else { continue };
+        let mut wanted = wanted.to_vec();
+        kv::hadamard(&mut wanted, shape.hadamard_lens()[0]);
         let largest = wanted.iter().fold(0.0f64, |max, x| max.max(x.abs()));
-        for (got, wanted) in got[at * shape.k_dim..].iter().zip(wanted) {
+        for (got, wanted) in got[at * shape.k_dim..].iter().zip(&wanted) {
             // Half a unit in the last place of F16 and F8 (whose smallest numbers are at most 2^-18 of the largest), or
-            // half a step of Q8_0 with its rounded scale; plus f32's error.
+            // half a step of types with blocks; plus f32's error.
             let rounding = match shape.ty {
                 KvType::F16 => wanted.abs() / 2048.0 * 1.001,
-                KvType::Q8_0 => largest * (0.501 / 127.0 + 1.0 / 2048.0),
+                ty @ (KvType::Q8_0 | KvType::Q5_1 | KvType::Q4_0) => kv::block_error(ty, largest),
                 KvType::F8E4M3 => wanted.abs() / 16.0 * 1.001 + largest / 200_000.0,
             };
             assert!(
@@ -441,7 +444,7 @@ fn fused_rotation_and_append() {
     for gpu in common::gpus_with(&["loads=narrow"]) {
         let cases = shapes().flat_map(|shape| STYLES.map(|style| (shape, style)));
         for (i, (shape, style)) in cases.enumerate() {
-            let kv_shape = kv_shape(&shape, KvType::ALL[(i / 2 + i) % 3]);
+            let kv_shape = kv_shape(&shape, KvType::ALL[(i / 2 + i) % KvType::ALL.len()]);
             let rows = Rows::new(&gpu, shape.page as u32);
             let q = random.normals(rows.n() * shape.n_heads * shape.k_dim);
             let k = random.normals(rows.n() * shape.n_kv_heads * shape.k_dim);

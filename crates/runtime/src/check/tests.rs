@@ -166,7 +166,7 @@ fn only_prefill_may_round_quantized_cache_values() {
     let ops = &model.plan.ops;
     let attention = (0..ops.len()).filter(|&i| matches!(ops[i], Op::Attention { .. }));
     let attention: Vec<usize> = attention.collect();
-    for kv_type in [KvType::Q8_0, KvType::F8E4M3, KvType::F32] {
+    for kv_type in KvType::ALL.into_iter().filter(|&ty| ty != KvType::F16) {
         let backend = |isa| backend(&model, &model.plan, &script, (isa, kv_type));
         let labels = Labels {
             plan: &model.plan,
@@ -486,6 +486,41 @@ fn accepts_adjacent_quantized_heads_only() {
     );
     let got = taken(KvType::F8E4M3, 2, &own, &other);
     assert_eq!(got, [true, false, true, false]);
+    // Scales are 1, and each head has a value of -8. The second head is one code off, the third two.
+    let planes = |off: [u8; 3]| {
+        let codes = off.map(|off| [&[0x40][..], &[(4 + off) * 0x11; 15]].concat());
+        [codes.concat(), [0x00, 0x3c].repeat(3)].concat()
+    };
+    let got = taken(KvType::Q4_0, 32, &planes([0, 1, 2]), &planes([0; 3]));
+    assert_eq!(got, [true, true, false]);
+}
+
+#[test]
+fn reads_heads_of_few_bits_of_a_gpu() {
+    let dim = 32;
+    let spec = KvSpec {
+        n_kv_heads: 1,
+        k_dim: dim,
+        v_dim: dim,
+        mask: Mask::All,
+        values: Values::Apart,
+        heads: None,
+    };
+    let read = |kv_type, planes: &[u8]| {
+        let layer = LayerCache::from_planes(spec, kv_type, [planes, planes]);
+        layer.parts()[0].values.to_vec()
+    };
+    // Codes from 0 to 15, twice.
+    let codes = [0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe].repeat(2);
+    // A scale of 2.
+    let got = read(KvType::Q4_0, &[&codes[..], &[0x00, 0x40]].concat());
+    let expected: Vec<f32> = (0..32).map(|i| (i % 16 - 8) as f32 * 2.0).collect();
+    assert_eq!(got, expected);
+    // A scale of 1, a minimum of -3, and fifth bits of the second half.
+    let scales = [0x00, 0x3c, 0x00, 0xc2, 0x00, 0x00, 0xff, 0xff];
+    let got = read(KvType::Q5_1, &[&codes[..], &scales].concat());
+    let expected: Vec<f32> = (0..32).map(|i| i as f32 - 3.0).collect();
+    assert_eq!(got, expected);
 }
 
 #[test]

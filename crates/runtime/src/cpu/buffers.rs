@@ -7,6 +7,8 @@ use rocmforge_plan::{ActsInfo, KvSpec, RowCount};
 #[derive(Clone)]
 pub(crate) struct LayerCache {
     pub(super) spec: KvSpec,
+    /// How keys and values are rotated ([`KvSpec::hadamard_lens`]).
+    pub(super) hadamard: [usize; 2],
     pub(super) k: CacheData,
     pub(super) v: CacheData,
 }
@@ -18,7 +20,7 @@ pub(super) enum CacheData {
     F32(Vec<f32>),
     /// `Q8_0` blocks, as bytes so that the system provides them zeroed.
     Q8_0(Vec<u8>),
-    /// Heads of a scale followed by `dim` codes.
+    /// Heads of `dim` values, each with its scales.
     Heads {
         code: HeadCode,
         heads: Vec<u8>,

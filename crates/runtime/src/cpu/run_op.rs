@@ -272,17 +272,20 @@ impl CpuBackend {
                 let page = self.options.page;
                 let LayerCache {
                     spec,
+                    hadamard: [of_k, of_v],
                     k: k_cache,
                     v: v_cache,
                 } = &mut self.cache[layer];
-                let keys = Some((k, spec.k_dim, k_cache));
-                let values = (spec.values == Values::Apart).then_some((v, spec.v_dim, v_cache));
-                for (x, dim, cache) in [keys, values].into_iter().flatten() {
+                let keys = Some((k, spec.k_dim, *of_k, k_cache));
+                let values =
+                    (spec.values == Values::Apart).then_some((v, spec.v_dim, *of_v, v_cache));
+                for (x, dim, hadamard, cache) in [keys, values].into_iter().flatten() {
                     let rows = &self.buffers[x.0 as usize];
                     let layout = cpu::KvLayout {
                         n_kv_heads: spec.n_kv_heads,
                         dim,
                         page,
+                        hadamard,
                     };
                     cpu::kv_append(isa, &self.pool, &layout, rows, &batch.slots, cache.as_mut());
                 }
@@ -296,12 +299,19 @@ impl CpuBackend {
                 out,
             } => {
                 let mut to = self.take(out);
-                let LayerCache { spec, k, v } = &self.cache[layer];
+                let LayerCache {
+                    spec,
+                    hadamard: [k_hadamard, v_hadamard],
+                    k,
+                    v,
+                } = &self.cache[layer];
                 let shape = AttnShape {
                     n_heads,
                     n_kv_heads: spec.n_kv_heads,
                     k_dim: spec.k_dim,
                     v_dim: spec.v_dim,
+                    k_hadamard: *k_hadamard,
+                    v_hadamard: *v_hadamard,
                     page: self.options.page,
                     scale: scores.scale,
                     soft_cap: scores.soft_cap,

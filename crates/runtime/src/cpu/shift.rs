@@ -14,20 +14,26 @@ impl CpuBackend {
     /// Applies a context shift to all layers.
     pub(crate) fn shift(&mut self, shift: &KvShift) {
         for layer in 0..self.cache.len() {
-            let LayerCache { spec, k, v } = &mut self.cache[layer];
+            let LayerCache {
+                spec,
+                hadamard: [of_k, of_v],
+                k,
+                v,
+            } = &mut self.cache[layer];
             // The cache of some layers may be on another device.
             if spec.n_kv_heads == 0 {
                 continue;
             }
-            let layout = |dim| KvLayout {
+            let layout = |dim, hadamard| KvLayout {
                 n_kv_heads: spec.n_kv_heads,
                 dim,
                 page: self.options.page,
+                hadamard,
             };
-            let keys = layout(spec.k_dim);
+            let keys = layout(spec.k_dim, *of_k);
             if spec.values == Values::Apart {
                 for runs in [&shift.copied, &shift.turned] {
-                    cpu::kv_copy(&layout(spec.v_dim), runs, v.as_mut());
+                    cpu::kv_copy(&layout(spec.v_dim, *of_v), runs, v.as_mut());
                 }
             }
             cpu::kv_copy(&keys, &shift.copied, k.as_mut());

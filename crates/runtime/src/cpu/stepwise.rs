@@ -54,9 +54,15 @@ impl CpuBackend {
         let Op::Attention { layer, .. } = self.plan.ops[index] else {
             return self.run_one(index, batch);
         };
-        let LayerCache { spec, k, v } = &self.cache[layer];
+        let LayerCache {
+            spec,
+            hadamard,
+            k,
+            v,
+        } = &self.cache[layer];
         let rounded = LayerCache {
             spec: *spec,
+            hadamard: *hadamard,
             k: k.rounded(),
             v: v.rounded(),
         };
@@ -72,12 +78,13 @@ impl LayerCache {
     pub(crate) fn from_planes(spec: KvSpec, kv_type: KvType, [k, v]: [&[u8]; 2]) -> LayerCache {
         LayerCache {
             spec,
+            hadamard: spec.hadamard_lens(kv_type),
             k: CacheData::from_planes(kv_type, spec.k_dim, k),
             v: CacheData::from_planes(kv_type, spec.v_dim, v),
         }
     }
 
-    /// Returns keys and values as f32, in rows of one head.
+    /// Returns keys and values as f32, in rows of one head, rotated as they are stored.
     pub(crate) fn parts(&self) -> [Part<'_>; 2] {
         let part = |data: &CacheData, width| Part {
             values: Cow::Owned(data.to_f32()),
@@ -119,14 +126,23 @@ impl LayerCache {
                 },
                 CacheData::Heads { heads: other, .. },
             ) => {
-                let code = *code;
-                take_near(own, other, code.head_bytes(*dim), |head| {
-                    let values: Vec<f32> = code.values(head).collect();
+                let (code, dim) = (*code, *dim);
+                // Values that share a scale.
+                let n = match code {
+                    HeadCode::F8E4M3 | HeadCode::Q8_0 => dim,
+                    HeadCode::Q5_1 | HeadCode::Q4_0 => dim.min(32),
+                };
+                take_near(own, other, code.head_bytes(n), |group| {
+                    let mut values = vec![0.0; n];
+                    code.load(group, &mut values);
                     let largest = values.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
                     let step = |x: &f32| match code {
                         HeadCode::Q8_0 => largest * 1.1 / 127.0,
                         // Three mantissa bits, or subnormal steps of 2^-9, and the last bit of the scale.
                         HeadCode::F8E4M3 => (x.abs() / 7.0).max(largest / 448.0 / 500.0),
+                        // The range is at most twice the largest magnitude.
+                        HeadCode::Q5_1 => largest * 2.2 / 31.0,
+                        HeadCode::Q4_0 => largest * 1.1 / 8.0,
                     };
                     let step = values.iter().map(step).collect();
                     (values, step)
@@ -146,6 +162,18 @@ impl CacheData {
         let bits = |x: f32| f16::from_f32(x).to_bits();
         CacheData::F16(self.to_f32().into_iter().map(bits).collect())
     }
+}
+
+/// Converts blocks of 16 bytes of nibbles behind `n_scale` bytes: on a GPU, neighbouring nibbles are of neighbouring values.
+fn from_words(mut blocks: Vec<u8>, n_scale: usize) -> Vec<u8> {
+    for block in blocks.chunks_exact_mut(n_scale + 16) {
+        let codes = &mut block[n_scale..];
+        let nibbles: [u8; 32] = std::array::from_fn(|i| codes[i / 2] >> (4 * (i % 2)) & 15);
+        for (j, code) in codes.iter_mut().enumerate() {
+            *code = nibbles[j] | nibbles[j + 16] << 4;
+        }
+    }
+    blocks
 }
 
 /// Copies groups of `len` bytes from `other` whose values are near those of `own`. `read` returns a group's values and
@@ -195,6 +223,11 @@ impl CacheData {
             }
             KvType::Q8_0 => CacheData::of_bytes(kv_type, dim, together(2, dim.min(32))),
             KvType::F8E4M3 => CacheData::of_bytes(kv_type, dim, together(2, dim)),
+            KvType::Q5_1 => {
+                // A GPU has the fifth bits with the scale and the minimum.
+                CacheData::of_bytes(kv_type, dim, from_words(together(8, 16), 8))
+            }
+            KvType::Q4_0 => CacheData::of_bytes(kv_type, dim, from_words(together(2, 16), 2)),
         }
     }
 
@@ -212,8 +245,13 @@ impl CacheData {
                 values
             }
             CacheData::Heads { code, heads, dim } => {
-                let heads = heads.chunks_exact(code.head_bytes(*dim));
-                heads.flat_map(|head| code.values(head)).collect()
+                let len = code.head_bytes(*dim);
+                let mut values = vec![0.0; heads.len() / len * dim];
+                let heads = heads.chunks_exact(len);
+                for (head, values) in heads.zip(values.chunks_exact_mut(*dim)) {
+                    code.load(head, values);
+                }
+                values
             }
         }
     }

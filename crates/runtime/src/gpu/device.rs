@@ -64,6 +64,8 @@ pub(crate) fn kv_type(kv_type: KvType) -> Result<rocmforge_gpu::KvType, RuntimeE
         KvType::F16 => Ok(rocmforge_gpu::KvType::F16),
         KvType::Q8_0 => Ok(rocmforge_gpu::KvType::Q8_0),
         KvType::F8E4M3 => Ok(rocmforge_gpu::KvType::F8E4M3),
+        KvType::Q5_1 => Ok(rocmforge_gpu::KvType::Q5_1),
+        KvType::Q4_0 => Ok(rocmforge_gpu::KvType::Q4_0),
         // Prefill multiplies in f16, so an f32 cache would not give f32 precision.
         KvType::F32 => Err(ConfigError::GpuKvType {
             kv_type: kv_type.name(),

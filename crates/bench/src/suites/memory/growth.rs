@@ -64,6 +64,7 @@ fn on_cpu(cpu: &Cpu, model: KvShape, n_ctx: usize) -> (usize, Prepared<'_>) {
         n_kv_heads: model.n_kv_heads,
         dim: model.head_dim,
         page: PAGE,
+        hadamard: 1,
     };
     let rows = Random(4).floats(CHUNK.min(n_ctx) * width);
     let slots: Vec<u32> = (0..n_ctx as u32).collect();

@@ -97,6 +97,8 @@ fn on_cpu(cpu: &Cpu, page: usize, table: Vec<u32>, [n_ctx, n]: [usize; 2]) -> Pr
         n_kv_heads: N_KV_HEADS,
         k_dim: DIM,
         v_dim: DIM,
+        k_hadamard: 1,
+        v_hadamard: 1,
         page,
         scale: 1.0 / (DIM as f32).sqrt(),
         soft_cap: None,

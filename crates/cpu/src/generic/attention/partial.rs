@@ -3,6 +3,7 @@
 use super::query_tile::{PAD, QueryTile, segment_positions};
 use crate::generic::lanes::exp_nonpositive;
 use crate::generic::simd::Simd;
+use crate::hadamard::hadamard;
 use crate::pool::Tile;
 
 /// Number of f32 values of a partial softmax of `n_queries`.
@@ -173,6 +174,7 @@ pub(super) fn finish<S: Simd>(
             for (out, &x) in out.iter_mut().zip(&total.values[i * width..]) {
                 *out = x * factor;
             }
+            hadamard(out, tile.shape.v_hadamard);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use rocmforge_gguf::quant::f8;
-use rocmforge_gguf::quant::legacy::Q8_0;
+use rocmforge_gguf::quant::legacy::{Q4_0, Q5_1, Q8_0};
+use rocmforge_gguf::quant::{blocks, f8};
 
 use super::ahead::Ahead;
 use super::partial::{Partial, softmax};
@@ -11,7 +11,9 @@ use super::products::{Coded, Half, Source, ValueRows, Wide, score, weigh};
 use super::query_tile::{BLOCK, PAD, QueryTile};
 use crate::generic::lanes::capped;
 use crate::generic::simd::Simd;
-use crate::kv_slice::{HeadCode, KvSlice};
+use crate::hadamard::hadamard;
+use crate::head_code::{HeadCode, SmallCodes};
+use crate::kv_slice::KvSlice;
 
 /// Working memory of a tile, in addition to its partials.
 pub(super) struct Buffers<'a> {
@@ -43,6 +45,7 @@ impl<'a> Buffers<'a> {
             for (packed, &x) in packed.iter_mut().zip(query) {
                 *packed = x * factor;
             }
+            hadamard(&mut packed[..query.len()], tile.shape.k_hadamard);
             packed[query.len()..].fill(0.0);
         }
     }
@@ -219,11 +222,15 @@ fn rows<'a, S: Simd>(
             for (head, out) in heads.zip(buffer.chunks_exact_mut(pad)).take(BLOCK) {
                 match code {
                     HeadCode::F8E4M3 => widen_f8(s, head, out),
-                    HeadCode::Q8_0 => {
+                    HeadCode::Q4_0 if dim.is_multiple_of(32) => {
+                        widen_blocks::<S, Q4_0>(s, head, out)
+                    }
+                    HeadCode::Q5_1 if dim.is_multiple_of(32) => {
+                        widen_blocks::<S, Q5_1>(s, head, out)
+                    }
+                    HeadCode::Q8_0 | HeadCode::Q5_1 | HeadCode::Q4_0 => {
                         let (out, padding) = out.split_at_mut(dim);
-                        out.iter_mut()
-                            .zip(code.values(head))
-                            .for_each(|(out, x)| *out = x);
+                        code.load(head, out);
                         padding.fill(0.0);
                     }
                 }
@@ -292,4 +299,19 @@ fn widen_f8<S: Simd>(s: S, head: &[u8], out: &mut [f32]) {
         }
     }
     padding.fill(0.0);
+}
+
+/// Converts blocks of small codes to f32. The product of a code and its scale is exact.
+#[inline(always)]
+fn widen_blocks<S: Simd, B: SmallCodes>(s: S, head: &[u8], out: &mut [f32]) {
+    for (block, out) in blocks::<B>(head).iter().zip(out.chunks_exact_mut(32)) {
+        let codes = block.codes();
+        let (scale, min) = (s.splat_f16(block.scale()), s.splat_f16(block.min()));
+        for (codes, out) in codes
+            .chunks_exact(S::LANES)
+            .zip(out.chunks_exact_mut(S::LANES))
+        {
+            s.store(s.mul_add(s.load_i8(codes), scale, min), out);
+        }
+    }
 }
