@@ -49,8 +49,11 @@ fn dtypes(shape: &AttnShape) -> Vec<Dtype> {
     any.chain(few_bits.into_iter().flatten()).collect()
 }
 
-/// The shape with keys and values rotated as a cache of such heads has them.
-fn rotated(shape: &AttnShape, values: Values, code: HeadCode) -> AttnShape {
+/// The shape with keys and values rotated as a cache of this type has them.
+fn in_cache(shape: &AttnShape, values: Values, dtype: Dtype) -> AttnShape {
+    let Dtype::Heads(code) = dtype else {
+        return *shape;
+    };
     let kv_type = match code {
         HeadCode::F8E4M3 => KvType::F8E4M3,
         HeadCode::Q8_0 => KvType::Q8_0,
@@ -120,7 +123,7 @@ impl Seq {
 
     /// Rounds the keys and values as a cache of such heads does.
     fn in_heads(mut self, shape: &AttnShape, code: HeadCode) -> Seq {
-        let shape = &rotated(shape, self.values, code);
+        let shape = &in_cache(shape, self.values, Dtype::Heads(code));
         for (x, dim, len) in [
             (&mut self.k, shape.k_dim, shape.k_hadamard),
             (&mut self.v, shape.v_dim, shape.v_hadamard),
@@ -371,10 +374,7 @@ fn attend(
     dtype: Dtype,
     rng: &mut Rng,
 ) -> Vec<Vec<f32>> {
-    let shape = &match dtype {
-        Dtype::Heads(code) => rotated(shape, parts[0].0.values, code),
-        Dtype::F16 | Dtype::F32 | Dtype::Q8 => *shape,
-    };
+    let shape = &in_cache(shape, parts[0].0.values, dtype);
     let seqs: Vec<&Seq> = parts.iter().map(|p| p.0).collect();
     let lens: Vec<usize> = parts.iter().map(|p| p.2).collect();
     let cache = Cache::new(shape, &seqs, &lens, dtype, rng);
@@ -696,6 +696,7 @@ fn heads_of_512_match_the_definition() {
 /// Computes every row of `seq` in a call of its own, on one thread.
 fn row_by_row(isa: Isa, shape: &AttnShape, seq: &Seq, dtype: Dtype) -> Vec<Vec<f32>> {
     let pool = Pool::new(1);
+    let shape = &in_cache(shape, seq.values, dtype);
     let cache = Cache::new(shape, &[seq], &[seq.len], dtype, &mut Rng(3));
     let row = |pos| attend_in(&cache, isa, &pool, shape, &[(seq, pos, pos + 1)]).remove(0);
     (0..seq.len).map(row).collect()
@@ -804,7 +805,7 @@ fn bits_do_not_depend_on_batching_with_small_q8_0_heads() {
 }
 
 #[test]
-fn splitting_the_work_does_not_change_bits_in_few_bits() {
+fn bits_do_not_depend_on_batching_in_few_bits() {
     check_batches(Dtype::Heads(HeadCode::Q5_1));
     check_batches(Dtype::Heads(HeadCode::Q4_0));
 }

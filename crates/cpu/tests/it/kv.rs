@@ -327,10 +327,7 @@ fn small_heads_take_a_whole_block_in_few_bits() {
                     _ => largest * 0.126,
                 };
                 for (x, read) in x.iter().zip(read) {
-                    assert!(
-                        (x - read).abs() <= bound,
-                        "{code:?}: {read} for {x}"
-                    );
+                    assert!((x - read).abs() <= bound, "{code:?}: {read} for {x}");
                 }
             }
             for block in heads.chunks_exact(code.head_bytes(dim)) {

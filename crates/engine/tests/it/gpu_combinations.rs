@@ -222,7 +222,7 @@ test_cases! {
 }
 
 /// Checks heads of 8 values, which are one block each and run on the generic attention kernel.
-fn small_quantized_heads_match_cpu(kv_type: KvType, bound: f32) {
+fn small_quantized_heads_match_cpu(kv_type: KvType, bound: f64) {
     let (Some(gpu), Some(data)) = (test_gpu(), conformance("data")) else {
         return;
     };
