@@ -34,7 +34,7 @@ use crate::released;
 /// check` tests each operation by itself.
 const CODED_CACHE: f64 = 0.1;
 /// The same with steps that are up to 16 times as large, of which rotated keys have as many.
-const SMALL_CODES: f64 = 0.8;
+const SMALL_CODES: f64 = 0.4;
 
 /// With `--exact`, how much larger the device's error may be than that of the CPU, by chance.
 const THAN_CPU: f64 = 2.0;

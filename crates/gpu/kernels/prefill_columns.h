@@ -18,9 +18,12 @@ enum class Values { Apart, InKeys };
 
 template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
     static constexpr u32 THREADS = 256, WAVES = THREADS / WARP_SIZE;
-    // Operands of GFX11 take twice the registers of others.
+    // Operands of GFX11 take twice the registers of others. GFX12 has none left for two sets of queries where eight codes
+    // take three.
 #if defined(GPU_GFX11)
     static constexpr u32 SETS = 1;
+#elif defined(GPU_GFX12)
+    static constexpr u32 SETS = sizeof(KeyType::Eight) < 12 ? 2 : 1;
 #else
     static constexpr u32 SETS = 2;
 #endif

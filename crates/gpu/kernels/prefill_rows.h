@@ -142,6 +142,8 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
         for (u32 i = 0; i < V_STEPS; i++) out[i] = Tile::zero();
         u32 wave_first = uniform(job.position_of(wave() * 16)), wave_last = uniform(job.position_of(wave() * 16 + 15));
 
+        // Keys and values in turn: with two of these, some kernels need scratch memory.
+        static_assert(__is_same(KeyType, ValueType));
         KeyPiece coming[LOADS<K_DIM>];
         u32 begin = job.first_key / KEYS * KEYS;
         load<K_DIM>(p.cache.k, begin, coming);
@@ -149,8 +151,7 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
             if constexpr (ONE_PLACE) barrier();
             store<K_DIM>(keys, coming);
             barrier();
-            ValuePiece values_coming[LOADS<V_DIM>];
-            load<V_DIM>(p.cache.v, at, values_coming);
+            load<V_DIM>(p.cache.v, at, coming);
             bool seen = uniform(at <= job.last_seen(wave_last) && at + KEYS > p.scores.first_seen(wave_first)) != 0;
             bool whole =
                 uniform(at + KEYS - 1 <= job.last_seen(wave_first) && at >= p.scores.first_seen(wave_last)) != 0;
@@ -184,7 +185,7 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
                     for (u32 e = 0; e < ELEMENTS; e++) out[i].v[e] *= rescale[query_index(e)];
             }
             if constexpr (ONE_PLACE) barrier();
-            store<V_DIM>(values, values_coming);
+            store<V_DIM>(values, coming);
             barrier();
             if (at + KEYS <= job.last_key) load<K_DIM>(p.cache.k, at + KEYS, coming);
             if (seen) add_values(out, s, values, weights);

@@ -14,8 +14,8 @@ const TYPES: [(&str, f64); 5] = [
     ("f16", 0.0),
     ("q8_0", 0.005),
     ("fp8", 0.02),
-    ("q5_1", 0.02),
-    ("q4_0", 0.05),
+    ("q5_1", 0.01),
+    ("q4_0", 0.01),
 ];
 
 /// From this depth on a smaller cache must be at least as fast as F16, less what runs differ by.

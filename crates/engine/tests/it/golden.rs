@@ -254,12 +254,12 @@ test_cases! {
 
 #[test]
 #[ignore = "exhaustive: run by .ci/run --full"]
-fn perplexity_of_an_f16_model_with_an_8_bit_cache_matches_f16() {
+fn perplexity_of_an_f16_model_with_a_coded_cache_matches_f16() {
     perplexity_with_a_coded_cache_matches_f16("forge-mini-F16.gguf");
 }
 
-/// Compares the perplexity with 8-bit caches to that with an F16 cache, within relative bounds. Q8_0 loses almost
-/// nothing, the three mantissa bits of F8E4M3 a little.
+/// Compares the perplexity with coded caches to that with an F16 cache, within relative bounds. Q8_0 loses almost
+/// nothing, the others a little.
 fn perplexity_with_a_coded_cache_matches_f16(file: &str) {
     let Some(folder) = conformance("models") else {
         return;

@@ -201,8 +201,8 @@ test_cases! {
     f16(KvType::F16, [5e-3, 1e-5]),
     q8_0(KvType::Q8_0, [2e-2, 1e-2]),
     f8e4m3(KvType::F8E4M3, [2e-2, 1e-2]),
-    q5_1(KvType::Q5_1, [0.2, 0.1]),
-    q4_0(KvType::Q4_0, [0.4, 0.2]),
+    q5_1(KvType::Q5_1, [5e-2, 1e-2]),
+    q4_0(KvType::Q4_0, [0.1, 1e-2]),
 }
 
 /// Checks a KV-cache type of the GPU, with and without graphs. A key may round to another code than on the CPU, which

@@ -66,7 +66,12 @@ EXPORT_U32(column_queries, 0)
 #else
 EXPORT_U32(widest, 576)
 EXPORT_U32(column_queries, (PrefillColumns<512, 512, Values::Apart>::QUERIES))
+// RDNA has no registers for longer blocks where eight codes take three.
+#if defined(GPU_GFX11) || defined(GPU_GFX12)
+PREFILL_OF(prefill_192_128, 192, 128, 2, (sizeof(KeyType::Eight) < 12 ? LONG_BLOCK : 16))
+#else
 PREFILL_OF(prefill_192_128, 192, 128, 2, LONG_BLOCK)
+#endif
 PREFILL(256, 2, 16)
 PREFILL_COLUMNS(prefill_512, 512, 512, Values::Apart)
 // DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash; Mistral 4; MiniCPM 3.
