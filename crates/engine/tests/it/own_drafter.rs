@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rocmforge_engine::speculate::{DraftLength, ModelDrafter};
 use rocmforge_engine::{Device, Engine, EngineConfig, Request};
-use rocmforge_gguf::{GgmlType, Gguf, TokenId, quant};
+use rocmforge_gguf::{GgmlType, Gguf, TokenId, Writer, quant};
 use rocmforge_model::Model;
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, RowOutput, Want};
 use rocmforge_runtime::Started;
@@ -15,8 +15,8 @@ use rocmforge_testkit::models::{families, prompt};
 use crate::common::test_gpu;
 use crate::speculation::{Trace, config, greedy, run};
 
-fn file(ty: GgmlType) -> Arc<Gguf> {
-    let writer = families::model("qwen35", ty).unwrap().unwrap();
+fn file(name: &str, ty: GgmlType) -> Arc<Gguf> {
+    let writer = families::model(name, ty).unwrap().unwrap();
     Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
 }
 
@@ -62,7 +62,7 @@ fn logits(started: &Started, tokens: &[TokenId], hidden: &[f32]) -> (Vec<f32>, V
                 want: Want::Logits,
             }],
             imports: hidden[rows.start * width..rows.end * width].to_vec(),
-            exports: true,
+            exports: width > 0,
             ..Batch::default()
         };
         let output = started.executor.submit(batch).wait().unwrap();
@@ -75,11 +75,16 @@ fn logits(started: &Started, tokens: &[TokenId], hidden: &[f32]) -> (Vec<f32>, V
     (last, exports)
 }
 
-/// The definition, of one sequence.
-struct Definition<'a> {
+/// The tensors of a drafter.
+struct Tensors<'a> {
     gguf: &'a Gguf,
     layer: usize,
     eps: f64,
+}
+
+/// The definition, of one sequence.
+struct Definition<'a> {
+    of: Tensors<'a>,
     n_heads: usize,
     n_kv_heads: usize,
     head: usize,
@@ -89,7 +94,7 @@ struct Definition<'a> {
 
 type Row = Vec<f64>;
 
-impl Definition<'_> {
+impl Tensors<'_> {
     fn tensor(&self, name: &str) -> Vec<f64> {
         let info = self.gguf.tensor(name).unwrap_or_else(|| panic!("{name}"));
         let mut values = vec![0.0; info.dims.iter().product::<u64>() as usize];
@@ -113,6 +118,15 @@ impl Definition<'_> {
             .collect()
     }
 
+    /// Returns what the layer takes: of a token, and of the hidden values before it.
+    fn join(&self, token: &[f64], hidden: &[f64]) -> Row {
+        let token = self.norm(token, &self.own("nextn.enorm"));
+        let hidden = self.norm(hidden, &self.own("nextn.hnorm"));
+        Self::product(&[token, hidden].concat(), &self.own("nextn.eh_proj"))
+    }
+}
+
+impl Definition<'_> {
     /// Rotates the first values of a head, in pairs half of them apart.
     fn rotate(&self, head: &mut [f64], pos: usize) {
         let half = self.n_rot / 2;
@@ -126,62 +140,56 @@ impl Definition<'_> {
 
     /// Returns the logits of the last token, and the last hidden values of all.
     fn compute(&self, tokens: &[TokenId], hidden: &[Row]) -> (Row, Vec<Row>) {
+        let of = &self.of;
         let n_embd = hidden[0].len();
-        let table = self.tensor("token_embd.weight");
+        let table = of.tensor("token_embd.weight");
         let joined: Vec<Row> = { tokens.iter().zip(hidden) }
-            .map(|(&id, hidden)| {
-                let token = &table[id as usize * n_embd..][..n_embd];
-                let token = self.norm(token, &self.own("nextn.enorm"));
-                let hidden = self.norm(hidden, &self.own("nextn.hnorm"));
-                Self::product(&[token, hidden].concat(), &self.own("nextn.eh_proj"))
-            })
+            .map(|(&id, hidden)| of.join(&table[id as usize * n_embd..][..n_embd], hidden))
             .collect();
         let attended = self.attention(&joined);
         let outs: Vec<Row> = { joined.iter().zip(attended) }
             .map(|(x, a)| {
                 let x: Row = x.iter().zip(a).map(|(x, a)| x + a).collect();
-                let normed = self.norm(&x, &self.own("post_attention_norm"));
-                let gate = Self::product(&normed, &self.own("ffn_gate"));
-                let up = Self::product(&normed, &self.own("ffn_up"));
+                let normed = of.norm(&x, &of.own("post_attention_norm"));
+                let gate = Tensors::product(&normed, &of.own("ffn_gate"));
+                let up = Tensors::product(&normed, &of.own("ffn_up"));
                 let both: Row = { gate.iter().zip(up) }
                     .map(|(g, u)| g / (1.0 + (-g).exp()) * u)
                     .collect();
-                let down = Self::product(&both, &self.own("ffn_down"));
+                let down = Tensors::product(&both, &of.own("ffn_down"));
                 let x: Row = x.iter().zip(down).map(|(x, d)| x + d).collect();
-                self.norm(&x, &self.own("nextn.shared_head_norm"))
+                of.norm(&x, &of.own("nextn.shared_head_norm"))
             })
             .collect();
         let last = outs.last().expect("a token");
-        (Self::product(last, &self.tensor("output.weight")), outs)
+        (Tensors::product(last, &of.tensor("output.weight")), outs)
     }
 
     fn attention(&self, x: &[Row]) -> Vec<Row> {
-        let normed: Vec<Row> = x
-            .iter()
-            .map(|x| self.norm(x, &self.own("attn_norm")))
-            .collect();
+        let of = &self.of;
+        let normed: Vec<Row> = x.iter().map(|x| of.norm(x, &of.own("attn_norm"))).collect();
         let [wq, wk, wv, wo] =
-            ["attn_q", "attn_k", "attn_v", "attn_output"].map(|name| self.own(name));
-        let [q_norm, k_norm] = ["attn_q_norm", "attn_k_norm"].map(|name| self.own(name));
+            ["attn_q", "attn_k", "attn_v", "attn_output"].map(|name| of.own(name));
+        let [q_norm, k_norm] = ["attn_q_norm", "attn_k_norm"].map(|name| of.own(name));
         let head_of = |row: &Row, i: usize| row[i * self.head..(i + 1) * self.head].to_vec();
         let turned = |head: Row, norm: &[f64], pos: usize| {
-            let mut head = self.norm(&head, norm);
+            let mut head = of.norm(&head, norm);
             self.rotate(&mut head, pos);
             head
         };
-        let keys: Vec<Row> = normed.iter().map(|x| Self::product(x, &wk)).collect();
-        let values: Vec<Row> = normed.iter().map(|x| Self::product(x, &wv)).collect();
+        let keys: Vec<Row> = normed.iter().map(|x| Tensors::product(x, &wk)).collect();
+        let values: Vec<Row> = normed.iter().map(|x| Tensors::product(x, &wv)).collect();
         let of_row = |(pos, x): (usize, &Row)| {
             // Each head's queries, and then its gates.
-            let queries = Self::product(x, &wq);
+            let queries = Tensors::product(x, &wq);
             let mut joined = Row::new();
             for i in 0..self.n_heads {
                 let q = turned(head_of(&queries, 2 * i), &q_norm, pos);
                 let gates = head_of(&queries, 2 * i + 1);
-                let of = i / (self.n_heads / self.n_kv_heads);
+                let shared = i / (self.n_heads / self.n_kv_heads);
                 let scores: Row = (0..=pos)
                     .map(|at| {
-                        let k = turned(head_of(&keys[at], of), &k_norm, at);
+                        let k = turned(head_of(&keys[at], shared), &k_norm, at);
                         let dot: f64 = q.iter().zip(k).map(|(q, k)| q * k).sum();
                         (dot / (self.head as f64).sqrt()).exp()
                     })
@@ -189,19 +197,29 @@ impl Definition<'_> {
                 let total: f64 = scores.iter().sum();
                 joined.extend((0..self.head).map(|j| {
                     let each = scores.iter().zip(&values);
-                    let sum: f64 = each.map(|(s, v)| s / total * v[of * self.head + j]).sum();
+                    let sum: f64 = each
+                        .map(|(s, v)| s / total * v[shared * self.head + j])
+                        .sum();
                     sum / (1.0 + (-gates[j]).exp())
                 }));
             }
-            Self::product(&joined, &wo)
+            Tensors::product(&joined, &wo)
         };
         normed.iter().enumerate().map(of_row).collect()
     }
 }
 
+fn assert_near(what: &str, found: &[f32], expected: &[f64]) {
+    let size = expected.iter().map(|x| x * x).sum::<f64>();
+    let pairs = found.iter().zip(expected);
+    let error: f64 = pairs.map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
+    assert_eq!(found.len(), expected.len());
+    assert!(error < 1e-6 * size, "{what}: {:.1e}", (error / size).sqrt());
+}
+
 #[test]
 fn own_drafters_compute_what_they_are_defined_as() {
-    let gguf = file(GgmlType::F32);
+    let gguf = file("qwen35", GgmlType::F32);
     let model = Model::load(Arc::clone(&gguf)).unwrap();
     let drafter = model.drafter().unwrap();
     let (n_embd, n_vocab) = (model.config.n_embd, model.config.n_vocab);
@@ -211,9 +229,11 @@ fn own_drafters_compute_what_they_are_defined_as() {
     let facts = drafter.config.layers.last().unwrap();
     let rope = &drafter.config.ropes[0];
     let definition = Definition {
-        gguf: &gguf,
-        layer: model.config.n_layers(),
-        eps: f64::from(model.config.norm_eps),
+        of: Tensors {
+            gguf: &gguf,
+            layer: model.config.n_layers(),
+            eps: f64::from(model.config.norm_eps),
+        },
         n_heads: facts.n_heads,
         n_kv_heads: facts.n_kv_heads,
         head: facts.k_dim,
@@ -226,22 +246,80 @@ fn own_drafters_compute_what_they_are_defined_as() {
     let (expected, outs) = definition.compute(&tokens, &rows);
     for device in devices() {
         let (found, exports) = logits(&start(&drafter, device), &tokens, &hidden);
-        let near = |what: &str, found: &[f32], expected: &[f64]| {
-            let size = expected.iter().map(|x| x * x).sum::<f64>();
-            let pairs = found.iter().zip(expected);
-            let error: f64 = pairs.map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
-            assert_eq!(found.len(), expected.len());
-            assert!(error < 1e-6 * size, "{what}: {:.1e}", (error / size).sqrt());
+        assert_near("logits", &found, &expected);
+        assert_near("hidden values", &exports, &outs.concat());
+    }
+}
+
+/// Returns a model whose only layer is the drafter's, and whose embeddings are what this layer takes after `hidden`.
+fn as_model(of: &Tensors<'_>, arch: &str, hidden: &[f64]) -> Model {
+    let mut writer = Writer::new(arch);
+    for (key, value) in of.gguf.metadata().iter() {
+        writer.set(key, value);
+    }
+    for (key, n) in [
+        ("block_count", 1),
+        ("leading_dense_block_count", 0),
+        ("nextn_predict_layers", 0),
+    ] {
+        writer.set(&format!("{arch}.{key}"), n as u32);
+    }
+    let own = format!("blk.{}.", of.layer);
+    for info in of.gguf.tensors() {
+        let name = match info.name.strip_prefix(&own) {
+            Some("nextn.shared_head_norm.weight") => "output_norm.weight".to_string(),
+            Some(part) if !part.starts_with("nextn.") => format!("blk.0.{part}"),
+            None if info.name == "output.weight" => info.name.clone(),
+            _ => continue,
         };
-        near("logits", &found, &expected);
-        near("hidden values", &exports, &outs.concat());
+        let data = of.gguf.tensor_data(info).to_vec();
+        writer.add_tensor(&name, &info.dims, info.ty, data).unwrap();
+    }
+    let table = of.tensor("token_embd.weight");
+    let rows = table.chunks(hidden.len());
+    let joined: Vec<f32> = rows
+        .flat_map(|token| of.join(token, hidden))
+        .map(|x| x as f32)
+        .collect();
+    let dims = [hidden.len() as u64, (table.len() / hidden.len()) as u64];
+    writer
+        .add_tensor_f32("token_embd.weight", &dims, GgmlType::F32, &joined)
+        .unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    Model::load(Arc::new(gguf)).unwrap()
+}
+
+/// The layers themselves are compared with llama.cpp as those of models.
+#[test]
+fn own_drafters_with_experts_are_models_of_their_layer() {
+    for (name, arch) in [("glm4moe", "glm4moe"), ("deepseek3", "deepseek2")] {
+        let gguf = file(name, GgmlType::F32);
+        let model = Model::load(Arc::clone(&gguf)).unwrap();
+        let of = Tensors {
+            gguf: &gguf,
+            layer: model.config.n_layers(),
+            eps: f64::from(model.config.norm_eps),
+        };
+        let value = |i: usize| ((i * 7919 % 1009) as f32 - 504.0) / 300.0;
+        let hidden: Vec<f32> = (0..model.config.n_embd).map(value).collect();
+        let exact: Row = hidden.iter().map(|&x| f64::from(x)).collect();
+        let alike = as_model(&of, arch, &exact);
+        let drafter = model.drafter().unwrap();
+        let tokens = prompt(11, model.config.n_vocab);
+        for device in devices() {
+            let imports = hidden.repeat(tokens.len());
+            let (found, _) = logits(&start(&drafter, device.clone()), &tokens, &imports);
+            let (expected, _) = logits(&start(&alike, device), &tokens, &[]);
+            let expected: Row = expected.into_iter().map(f64::from).collect();
+            assert_near(name, &found, &expected);
+        }
     }
 }
 
 #[test]
 fn own_drafters_pass_the_check_of_a_gpu() {
     let Some(gpu) = test_gpu() else { return };
-    let model = Model::load(file(GgmlType::Q4_0)).unwrap();
+    let model = Model::load(file("qwen35", GgmlType::Q4_0)).unwrap();
     let config = EngineConfig {
         device: Device::Gpu(gpu),
         max_draft: 0,
@@ -259,7 +337,7 @@ fn own_drafters_pass_the_check_of_a_gpu() {
 /// so that only the first tokens are compared there.
 #[test]
 fn own_drafters_change_no_text() {
-    let model = Model::load(file(GgmlType::Q4_0)).unwrap();
+    let model = Model::load(file("qwen35", GgmlType::Q4_0)).unwrap();
     let drafter = model.drafter().unwrap();
     let (n_vocab, width) = (model.config.n_vocab, model.config.n_embd);
     for device in devices() {

@@ -3,11 +3,11 @@
 
 use rocmforge_plan::{Activation, ExpertWeights, Value};
 
-use crate::blocks::{attention, embeddings, feed_forward, logits};
+use crate::blocks::{attention, embeddings, feed_forward, last_norm, logits};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts::{experts, n_experts, n_ff};
-use crate::facts::{Experts, FeedForward, KeyFacts, ModelConfig, RMS_EPS};
+use crate::facts::{Experts, FeedForward, KeyFacts, Layer, ModelConfig, RMS_EPS};
 use crate::keys::Keys;
 
 pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
@@ -24,18 +24,25 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
 }
 
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
-    let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
-        m.plan.begin_layer();
-        let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
-        let out = attention(m, layer, normed)?;
-        x = m.plan.add(out, x);
-        let normed = m.rms_norm(x, &layer.tensor("ffn_norm"), eps)?;
-        let out = feed_forward(m, layer, Activation::Silu, normed)?;
-        x = m.plan.add(out, x);
+        x = record_layer(m, layer, x)?;
     }
-    let x = m.plan.select_rows(x);
-    let x = m.rms_norm(x, "output_norm", eps)?;
+    let x = last_norm(m, x, "output_norm")?;
     logits(m, x, 1.0)
+}
+
+pub(super) fn record_layer(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    x: Value,
+) -> Result<Value, LoadError> {
+    let eps = m.config.norm_eps;
+    m.plan.begin_layer();
+    let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
+    let out = attention(m, layer, normed)?;
+    let x = m.plan.add(out, x);
+    let normed = m.rms_norm(x, &layer.tensor("ffn_norm"), eps)?;
+    let out = feed_forward(m, layer, Activation::Silu, normed)?;
+    Ok(m.plan.add(out, x))
 }

@@ -2,14 +2,11 @@
 //! whose output has a gate; with and without experts.
 
 use rocmforge_gguf::Value as Number;
-use rocmforge_plan::{Activation, ExpertWeights, KeySharing, Value};
+use rocmforge_plan::{Activation, ExpertWeights, KeySharing};
 
-use crate::blocks::{embeddings_by, last_norm, logits, logits_by};
-use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts::{self, experts};
 use crate::facts::{Experts, FeedForward, KeyFacts, ModelConfig, RMS_EPS, SharedExpert};
-use crate::families::seed_oss::record_layer;
 use crate::keys::{Keys, MAX_DIM, MAX_LAYERS};
 use crate::recurrent::{Recurrent, linear_layer, set_recurrent};
 
@@ -101,33 +98,5 @@ fn recurrent_layers(keys: &Keys<'_>, n_layers: usize) -> Result<Vec<bool>, LoadE
             listed.ok_or_else(|| keys.bad(LISTED, "another kind of list", wanted))
         }
         Some(_) => Err(keys.bad(LISTED, "another value", wanted)),
-    }
-}
-
-/// Records the layer that predicts the token after the next one, from the last hidden values of a token, normed, and the
-/// embedding of the next token. It returns its own last hidden values, from which it can go on.
-pub(crate) fn record_drafter(m: &mut Builder<'_>) -> Result<Value, LoadError> {
-    let hidden = m.plan.import(m.config.n_embd);
-    let layer = m.config.layer(m.first_of_drafter);
-    let eps = m.config.norm_eps;
-    let own = |m: &Builder<'_>, name: &str, others: &'static str| {
-        let own = layer.tensor(name);
-        match m.loader.has(&format!("{own}.weight")) {
-            true => own,
-            false => others.to_string(),
-        }
-    };
-    let embedding = own(m, "nextn.embed_tokens", "token_embd");
-    let tokens = embeddings_by(m, 1.0, &format!("{embedding}.weight"))?;
-    let tokens = m.rms_norm(tokens, &layer.tensor("nextn.enorm"), eps)?;
-    let hidden = m.rms_norm(hidden, &layer.tensor("nextn.hnorm"), eps)?;
-    let x = m.side_by_side([tokens, hidden], &layer.tensor("nextn.eh_proj"))?;
-    let x = record_layer(m, layer, x)?;
-    let norm = own(m, "nextn.shared_head_norm", "output_norm");
-    let x = last_norm(m, x, &norm)?;
-    let head = own(m, "nextn.shared_head_head", "");
-    match head.is_empty() {
-        true => logits(m, x, 1.0),
-        false => logits_by(m, x, 1.0, &format!("{head}.weight")),
     }
 }
