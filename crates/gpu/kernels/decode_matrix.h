@@ -27,15 +27,15 @@
 #include "decode.h"
 #include "mma.h"
 
-// Keys and values are of one type, `Kv`, whose codes are whole bytes.
+// Keys and values are of one type, `Kv`, whose blocks have no more than a scale.
 template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
     static constexpr bool HAS_SCALES = Kv::SCALES != kv::Scales::None, BY_BLOCK = Kv::SCALES == kv::Scales::Block;
-    static constexpr u32 BYTES = Kv::CODE_BYTES;
+    static constexpr u32 BITS = Kv::CODE_BITS;
     // Steps of scores are tiles of outputs.
     static constexpr u32 STEPS = DIM / 16;
     static constexpr u32 SETS = (HEADS + 3) / 4;
     // Whether a lane's registers suffice and there is more than one head: for one head, multiply-adds are few.
-    static constexpr bool FITS = DIM * SETS <= 256 && DIM * BYTES <= 256 && HEADS > 1;
+    static constexpr bool FITS = DIM * SETS <= 256 && DIM * BITS <= 2048 && HEADS > 1 && (BITS > 4 || DIM % kv::BLOCK == 0);
     static constexpr u32 GROUPS = DIM * SETS <= 128 ? 2 : 1;
     static constexpr u32 TILE = 16 * GROUPS;
     // See ORDERS in kv/attention_decode.hip. From 128 on, distinct from the orders of decode_lanes.h.
@@ -44,18 +44,18 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
     // Steps per scale, and scales per row.
     static constexpr u32 BLOCK_STEPS = BY_BLOCK ? kv::BLOCK / 16 : STEPS;
     static constexpr u32 N_SCALES = (STEPS + BLOCK_STEPS - 1) / BLOCK_STEPS;
-    // How many steps, of `bytes` per lane each, are one load.
-    static constexpr u32 steps_of_load(u32 bytes) {
+    // How many steps, of `bits` per lane each, are one load.
+    static constexpr u32 steps_of_load(u32 bits) {
         u32 n = 1;
-        while (STEPS % (2 * n) == 0 && BLOCK_STEPS % (2 * n) == 0 && 2 * n * bytes <= 16) n *= 2;
+        while (STEPS % (2 * n) == 0 && BLOCK_STEPS % (2 * n) == 0 && 2 * n * bits <= 128) n *= 2;
         return n;
     }
     // A lane has 4 codes of each step of keys and 2 of each tile of values: a word of bytes has those of two tiles, and
-    // a tile that is loaded alone is half a word.
-    static constexpr u32 KEY_STEPS = steps_of_load(4 * BYTES), VALUE_STEPS = steps_of_load(2 * BYTES);
-    static constexpr u32 KEY_WORDS = KEY_STEPS * BYTES, VALUE_WORDS = (VALUE_STEPS * BYTES + 1) / 2;
+    // a tile that is loaded alone, or two of nibbles, are half a word.
+    static constexpr u32 KEY_STEPS = steps_of_load(4 * BITS), VALUE_STEPS = steps_of_load(2 * BITS);
+    static constexpr u32 KEY_WORDS = KEY_STEPS * BITS / 8, VALUE_WORDS = (VALUE_STEPS * BITS + 15) / 16;
     static constexpr u32 KEY_LOADS = STEPS / KEY_STEPS, VALUE_LOADS = STEPS / VALUE_STEPS;
-    static constexpr u32 TILES_OF_WORD = min_of(VALUE_STEPS, 2 / BYTES);
+    static constexpr u32 TILES_OF_WORD = min_of(VALUE_STEPS, 16 / BITS);
 
     // A lane's part of a tile: codes of POSITIONS positions of each group, and scales of the positions of its scores.
     template <u32 POSITIONS, u32 WORDS> struct Part {
@@ -134,13 +134,13 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
             u64 row = row_of(place, group);
-            const u8* from = p.cache.k.codes + ((row + g) * DIM + t * 4 * KEY_STEPS) * BYTES;
+            const u8* from = p.cache.k.codes + ((row + g) * DIM + t * 4 * KEY_STEPS) * BITS / 8;
 #pragma unroll
             for (u32 i = 0; i < 2; i++)
 #pragma unroll
                 for (u32 l = 0; l < KEY_LOADS; l++)
                     load_bytes<4 * KEY_WORDS>(to.codes[group][i] + l * KEY_WORDS,
-                                              from + (8 * i * DIM + l * 16 * KEY_STEPS) * BYTES);
+                                              from + (8 * i * DIM + l * 16 * KEY_STEPS) * BITS / 8);
             load_scales(p.cache.k, row, group, to);
         }
     }
@@ -148,14 +148,14 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
             u64 row = row_of(place, group);
-            const u8* from = p.cache.v.codes + ((row + 2 * t) * DIM + g * 2 * VALUE_STEPS) * BYTES;
+            const u8* from = p.cache.v.codes + ((row + 2 * t) * DIM + g * 2 * VALUE_STEPS) * BITS / 8;
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
 #pragma unroll
                 for (u32 l = 0; l < VALUE_LOADS; l++)
-                    load_bytes<2 * VALUE_STEPS * BYTES>(to.codes[group][i] + l * VALUE_WORDS,
-                                                        from +
-                                                            ((i % 2 + i / 2 * 8) * DIM + l * 16 * VALUE_STEPS) * BYTES);
+                    load_bytes<VALUE_STEPS * BITS / 4>(
+                        to.codes[group][i] + l * VALUE_WORDS,
+                        from + ((i % 2 + i / 2 * 8) * DIM + l * 16 * VALUE_STEPS) * BITS / 8);
             load_scales(p.cache.v, row, group, to);
         }
     }
@@ -189,16 +189,18 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
     DEV_MEMBER Query load_query(u32 set) const {
         const float* from = job.query(p, set * 4 + g / 2, DIM) + t * 4 * KEY_STEPS;
         float x[STEPS][4], factor = p.scores.query_factor(job.span.last);
-        u32 max = 0;
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++) {
             f32x4 four = *(const f32x4*)(from + i / KEY_STEPS * 16 * KEY_STEPS + i % KEY_STEPS * 4);
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                x[i][j] = four[j] * factor;
-                max = max_of(max, bits<u32>(x[i][j]) & 0x7fffffffu);
-            }
+            for (u32 j = 0; j < 4; j++) x[i][j] = four[j] * factor;
         }
+        if constexpr (Kv::ROTATES) rotate(x);
+        u32 max = 0;
+#pragma unroll
+        for (u32 i = 0; i < STEPS; i++)
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) max = max_of(max, bits<u32>(x[i][j]) & 0x7fffffffu);
         max = max_of(max, shuffle_xor(max, 1));
         max = max_of(max, shuffle_xor(max, 2));
         u32 exponent = power_of_two(max);
@@ -218,6 +220,36 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
         }
         return query;
     }
+    // Rotates queries (hadamard.h), and puts them in the order of the keys' nibbles: see key_halves().
+    static DEV_MEMBER void rotate(float (*x)[4]) {
+        static_assert(KEY_STEPS == 2, "a lane has eight neighbours of each block");
+        constexpr u32 BLOCKS = STEPS / 2, N = hadamard_len(DIM) / kv::BLOCK;
+        float y[BLOCKS][8];
+#pragma unroll
+        for (u32 b = 0; b < BLOCKS; b++) {
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) y[b][j] = x[2 * b + j / 4][j % 4];
+            hadamard<kv::BLOCK>(y[b], kv::BLOCK);
+        }
+#pragma unroll
+        for (u32 step = 1; step < N; step *= 2)
+#pragma unroll
+            for (u32 b = 0; b < BLOCKS; b++) {
+                if (b & step) continue;
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) {
+                    const float first = y[b][j], second = y[b + step][j];
+                    y[b][j] = first + second;
+                    y[b + step][j] = first - second;
+                }
+            }
+        // 1 / sqrt(N)
+        constexpr float HALF_ROOT = 0.70710678118f, FACTOR = N == 8 ? HALF_ROOT / 2 : N == 4 ? 0.5f : N == 2 ? HALF_ROOT : 1;
+#pragma unroll
+        for (u32 b = 0; b < BLOCKS; b++)
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) x[2 * b + j / 4][j % 4] = y[b][j / 4 * 2 + j % 2 * 4 + j % 4 / 2] * FACTOR;
+    }
     // The bits of the greatest power of two not above a positive number, clamped to between 2^-100 and 2^112, so that
     // its inverse is normal, and 2^14 times the inverse too. With the clamp, queries and scales of values from 2^114 on
     // overflow f16, and outputs are NaN where multiply-adds may give numbers.
@@ -226,6 +258,15 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
     }
 
     // ------------------------------------------------------------------------------------------ products
+    // The four keys of a step. Of a word of nibbles, its first step has values 0, 4, 1 and 5, the second 2, 6, 3 and 7.
+    static DEV_MEMBER void key_halves(const u32* codes, u32 step, u32* to) {
+        if constexpr (BITS == 4) {
+            Kv::halves(codes[step / 2] >> step % 2 * 8, to);
+        } else {
+#pragma unroll
+            for (u32 w = 0; w < BITS / 8; w++) Kv::halves(codes[step * BITS / 8 + w], to + w);
+        }
+    }
     // Scores of head t at positions g and g + 8 of a group.
     DEV_MEMBER void score(const Keys& keys, u32 group, const Query (&query)[SETS], float (*s)[GROUPS][2]) const {
         // One sum per scale, but more than one in any case, so that not all products wait for each other.
@@ -240,11 +281,8 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++) {
             u32 low[2], high[2];
-#pragma unroll
-            for (u32 w = 0; w < BYTES; w++) {
-                Kv::halves(keys.codes[group][0][i * BYTES + w], low + w);
-                Kv::halves(keys.codes[group][1][i * BYTES + w], high + w);
-            }
+            key_halves(keys.codes[group][0], i, low);
+            key_halves(keys.codes[group][1], i, high);
             u32 n = BY_BLOCK ? i / BLOCK_STEPS : i % N;
 #pragma unroll
             for (u32 set = 0; set < SETS; set++)
@@ -275,7 +313,11 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
 
     // The codes of two words in pairs as f16: the first with the first, and so on.
     static DEV_MEMBER void zipped_halves(u32 a, u32 b, u32* to) {
-        if constexpr (BYTES == 1) {
+        if constexpr (BITS == 4) {
+            const u32 both = a | b << 16;
+            Kv::halves(both, to);
+            Kv::halves(both >> 8, to + 2);
+        } else if constexpr (BITS == 8) {
             Kv::halves(kv::pick_bytes(a, b, 0x5140), to);
             Kv::halves(kv::pick_bytes(a, b, 0x7362), to + 2);
         } else {
@@ -380,7 +422,7 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
 #pragma unroll
             for (u32 i = 0; i < 2; i++)
 #pragma unroll
-                for (u32 n = 0; n < N_SCALES; n++) max = __builtin_fmaxf(max, values.factor(group, i, n));
+                for (u32 n = 0; n < N_SCALES; n++) max = __builtin_fmaxf(max, __builtin_fabsf(values.factor(group, i, n)));
         return max;
     }
 

@@ -91,7 +91,7 @@ DEV void unpack_e4m3(u32x2 codes, float* to) {
 }
 
 #if defined(GPU_NVIDIA)
-// For matrix units: halves() converts the codes of a word to f16 in order, exactly, two per word.
+// For matrix units: halves() converts codes of a word to f16, exactly, two per word; those of bytes in order.
 
 // Nibbles of `select`, lowest first, select from the eight bytes of low and high.
 DEV u32 pick_bytes(u32 low, u32 high, u32 select) {
@@ -113,6 +113,15 @@ DEV void halves_of_i8(u32 codes, u32* to) {
     f16_vec2 bias = {1152.0f16, 1152.0f16};
     to[0] = bits<u32>(bits<f16_vec2>(pick_bytes(biased, THOUSANDS, 0x4140)) - bias);
     to[1] = bits<u32>(bits<f16_vec2>(pick_bytes(biased, THOUSANDS, 0x4342)) - bias);
+}
+
+// Nibbles 0 and 4 of a word, then 1 and 5, less 8.
+DEV void halves_of_nibbles(u32 codes, u32* to) {
+    typedef f16 f16_vec2 __attribute__((ext_vector_type(2)));
+    // 1024 + code, assembled from bits.
+    f16_vec2 bias = {1032.0f16, 1032.0f16};
+    to[0] = bits<u32>(bits<f16_vec2>((codes & 0x000f000fu) | 0x64006400u) - bias);
+    to[1] = bits<u32>(bits<f16_vec2>((codes >> 4 & 0x000f000fu) | 0x64006400u) - bias);
 }
 
 DEV void halves_of_e4m3(u32 codes, u32* to) {

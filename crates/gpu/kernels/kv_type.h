@@ -39,7 +39,7 @@ struct Planes {
     FIELDS(codes, scales)
 };
 
-// What a scale covers. Within: those of blocks, which are parts of `Eight`.
+// What a scale covers. Within: a block with more than a scale, which is part of `Eight`.
 enum class Scales { None, Block, Row, Within };
 
 // Values per block, for types with one scale per block.
@@ -80,7 +80,7 @@ template <u32 V> DEV void write_codes(u8* to, const u32* codes) {
 
 // ---------------------------------------------------------------------------------------------- types
 // Each type has
-// - SCALES, whether it ROTATES heads, CODE_BYTES of a value if these are whole bytes, and the bytes of a row's codes and
+// - SCALES, whether it ROTATES heads, CODE_BITS of a value in the first plane, and the bytes of a row's codes and
 //   scales;
 // - Eight: eight neighbouring codes of a row as loaded, and load() of those from value `at` on, a multiple of 8;
 //   unpack() converts them to f32, to be multiplied with
@@ -89,7 +89,7 @@ template <u32 V> DEV void write_codes(u8* to, const u32* codes) {
 struct F16 {
     static constexpr Scales SCALES = Scales::None;
     static constexpr bool ROTATES = false;
-    static constexpr u32 CODE_BYTES = 2;
+    static constexpr u32 CODE_BITS = 16;
     DEV_MEMBER static u32 code_bytes(u32 dim) { return 2 * dim; }
     DEV_MEMBER static u32 scale_bytes(u32) { return 0; }
     struct Eight {
@@ -115,7 +115,7 @@ struct F16 {
 
 struct Bytes {
     static constexpr bool ROTATES = false;
-    static constexpr u32 CODE_BYTES = 1;
+    static constexpr u32 CODE_BITS = 8;
     DEV_MEMBER static u32 code_bytes(u32 dim) { return dim; }
     DEV_MEMBER static u32x2 load8(const Planes& from, u64 row, u32 dim, u32 at) {
         return *(const u32x2*)(from.codes + row * dim + at);
@@ -226,11 +226,9 @@ struct F8E4M3 : Bytes {
 };
 
 struct Nibbles {
-    static constexpr Scales SCALES = Scales::Within;
     static constexpr bool ROTATES = true;
+    static constexpr u32 CODE_BITS = 4;
     typedef u16 Scale;
-    DEV_MEMBER static Scale load_scale(const Planes&, u64, u32, u32) { return 0; }
-    DEV_MEMBER static float factor(Scale) { return 1.0f; }
     DEV_MEMBER static u32 whole(u32 dim) { return div_up(dim, BLOCK) * BLOCK; }
     DEV_MEMBER static u32 code_bytes(u32 dim) { return whole(dim) / 2; }
     // The codes of the eight values from `at` on.
@@ -270,25 +268,26 @@ DEV u32 small_code(float x, float inverse, float half, u32 most) {
 }
 
 struct Q4_0 : Nibbles {
+    static constexpr Scales SCALES = Scales::Block;
     DEV_MEMBER static u32 scale_bytes(u32 dim) { return 2 * div_up(dim, BLOCK); }
     struct Eight {
         u32 codes;
-        u16 scale;
         DEV_MEMBER void unpack(float* to) const {
-            const float d = h2f(scale);
 #pragma unroll
-            for (u32 i = 0; i < 8; i++) to[i] = (of_nibble(codes, i) - 8.0f) * d;
+            for (u32 i = 0; i < 8; i++) to[i] = of_nibble(codes, i) - 8.0f;
         }
     };
-    DEV_MEMBER static u16 scale_of(const Planes& from, u64 row, u32 dim, u32 at) {
+#if defined(GPU_NVIDIA)
+    DEV_MEMBER static void halves(u32 word, u32* to) { halves_of_nibbles(word, to); }
+#endif
+    DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) { return {load_word(from, row, dim, at)}; }
+    DEV_MEMBER static Scale load_scale(const Planes& from, u64 row, u32 dim, u32 at) {
         return ((const u16*)from.scales)[block_of(row, dim, at)];
     }
-    DEV_MEMBER static Eight load(const Planes& from, u64 row, u32 dim, u32 at) {
-        return {load_word(from, row, dim, at), scale_of(from, row, dim, at)};
-    }
+    DEV_MEMBER static float factor(Scale scale) { return h2f(scale); }
     DEV_MEMBER static float one(const Planes& from, u64 row, u32 dim, u32 at) {
         const u32 codes = load_word(from, row, dim, at);
-        return ((float)(codes >> at % 8 * 4 & 15) - 8.0f) * h2f(scale_of(from, row, dim, at));
+        return ((float)(codes >> at % 8 * 4 & 15) - 8.0f) * factor(load_scale(from, row, dim, at));
     }
     // See store_row(). The value of largest magnitude, the first of equals, becomes -8.
     template <u32 V> DEV_MEMBER static void store(const Planes& to, u64 row, u32 dim, u32 n, const float* x) {
@@ -319,6 +318,9 @@ struct Q4_0 : Nibbles {
 };
 
 struct Q5_1 : Nibbles {
+    static constexpr Scales SCALES = Scales::Within;
+    DEV_MEMBER static Scale load_scale(const Planes&, u64, u32, u32) { return 0; }
+    DEV_MEMBER static float factor(Scale) { return 1.0f; }
     DEV_MEMBER static u32 scale_bytes(u32 dim) { return 8 * div_up(dim, BLOCK); }
     struct Eight {
         u32 codes;
