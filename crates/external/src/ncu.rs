@@ -90,7 +90,7 @@ fn add(
         return;
     };
     if metric == DURATION {
-        times.add(kernel, 1, value * ns_per(unit));
+        times.add(kernel, value * ns_per(unit));
     } else {
         counters.add(kernel, metric, (!unit.is_empty()).then_some(unit), value);
     }

@@ -107,7 +107,7 @@ fn stats_csv(bytes: &[u8], table: StatsReport, times: &mut Times) -> Result<(), 
         let Some(name) = row.get("Name") else {
             continue;
         };
-        times.add(
+        times.add_sum(
             name,
             row.number(table.count())? as u64,
             row.number("Total Time (ns)")?,
@@ -143,7 +143,7 @@ fn stats_json(bytes: &[u8], table: StatsReport, times: &mut Times) -> Result<(),
         };
         let name = row.get("Name").and_then(Value::as_str);
         let name = name.ok_or_else(|| wrong("a row has no \"Name\"".to_string()))?;
-        times.add(
+        times.add_sum(
             name,
             field(table.count())? as u64,
             field("Total Time (ns)")?,

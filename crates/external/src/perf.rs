@@ -100,7 +100,7 @@ pub(super) fn read_report(bytes: &[u8], times: &mut Times) -> Result<(), Externa
             Some(name) => name.trim(),
             None => symbol,
         };
-        times.add(name, whole(samples)?, whole(period)? as f64);
+        times.add_sum(name, whole(samples)?, whole(period)? as f64);
     }
     Ok(())
 }

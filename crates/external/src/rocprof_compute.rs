@@ -106,7 +106,7 @@ pub(super) fn read_times(
     let mut table = Table::open(reader, TOOL, what, is_header)?;
     while let Some(row) = table.next_row()? {
         let ns = row.between("Start_Timestamp", "End_Timestamp")?;
-        times.add(row.text("Kernel_Name")?, 1, ns);
+        times.add(row.text("Kernel_Name")?, ns);
     }
     Ok(())
 }

@@ -36,6 +36,9 @@ pub struct TimeRow {
     pub calls: u64,
     pub total_ms: f64,
     pub mean_us: f64,
+    /// `None` if the tool reports only sums.
+    pub min_us: Option<f64>,
+    pub max_us: Option<f64>,
     /// Share of the total of the list.
     pub share: f64,
 }
@@ -64,26 +67,49 @@ const REST: &str = "(others)";
 
 /// Sums execution times by name.
 #[derive(Default)]
-pub(super) struct Times(BTreeMap<String, (u64, f64)>);
+pub(super) struct Times(BTreeMap<String, Time>);
+
+#[derive(Default)]
+struct Time {
+    calls: u64,
+    sum_ns: f64,
+    /// Least and greatest time in ns, while every execution was added by itself.
+    range_ns: Option<(f64, f64)>,
+}
 
 impl Times {
-    pub(super) fn add(&mut self, name: &str, calls: u64, ns: f64) {
-        let sum = entry(&mut self.0, name);
-        sum.0 = sum.0.saturating_add(calls);
-        sum.1 += ns;
+    /// Adds an execution.
+    pub(super) fn add(&mut self, name: &str, ns: f64) {
+        let time = entry(&mut self.0, name);
+        time.range_ns = match time.range_ns {
+            None if time.calls == 0 => Some((ns, ns)),
+            range => range.map(|(min, max)| (min.min(ns), max.max(ns))),
+        };
+        time.calls = time.calls.saturating_add(1);
+        time.sum_ns += ns;
+    }
+
+    /// Adds the sum of several executions.
+    pub(super) fn add_sum(&mut self, name: &str, calls: u64, ns: f64) {
+        let time = entry(&mut self.0, name);
+        time.range_ns = None;
+        time.calls = time.calls.saturating_add(calls);
+        time.sum_ns += ns;
     }
 
     pub(super) fn rows(self) -> Vec<TimeRow> {
-        let all: f64 = self.0.values().map(|(_, ns)| ns).sum();
+        let all: f64 = self.0.values().map(|time| time.sum_ns).sum();
         let mut rows: Vec<TimeRow> = self
             .0
             .into_iter()
-            .map(|(name, (calls, ns))| TimeRow {
+            .map(|(name, time)| TimeRow {
                 name,
-                calls,
-                total_ms: ns / 1e6,
-                mean_us: ns / 1e3 / calls.max(1) as f64,
-                share: if all > 0.0 { ns / all } else { 0.0 },
+                calls: time.calls,
+                total_ms: time.sum_ns / 1e6,
+                mean_us: time.sum_ns / 1e3 / time.calls.max(1) as f64,
+                min_us: time.range_ns.map(|(min, _)| min / 1e3),
+                max_us: time.range_ns.map(|(_, max)| max / 1e3),
+                share: if all > 0.0 { time.sum_ns / all } else { 0.0 },
             })
             .collect();
         rows.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
@@ -184,17 +210,28 @@ mod tests {
     fn sums_times_and_shares() {
         let mut times = Times::default();
         for (name, ns) in [("b", 1000.0), ("a", 2000.0), ("b", 5000.0)] {
-            times.add(name, 1, ns);
+            times.add(name, ns);
         }
-        let row = |name: &str, calls, total_ms, mean_us, share| TimeRow {
+        let row = |name: &str, calls, total_ms, mean_us, (min, max), share| TimeRow {
             name: name.to_string(),
             calls,
             total_ms,
             mean_us,
+            min_us: Some(min),
+            max_us: Some(max),
             share,
         };
-        let expected = [row("b", 2, 0.006, 3.0, 0.75), row("a", 1, 0.002, 2.0, 0.25)];
+        let expected = [
+            row("b", 2, 0.006, 3.0, (1.0, 5.0), 0.75),
+            row("a", 1, 0.002, 2.0, (2.0, 2.0), 0.25),
+        ];
         assert_eq!(times.rows(), expected);
+        // A sum says nothing about the single times.
+        let mut sums = Times::default();
+        sums.add_sum("a", 2, 1000.0);
+        sums.add("a", 10.0);
+        let row = &sums.rows()[0];
+        assert_eq!((row.calls, row.min_us, row.max_us), (3, None, None));
         assert_eq!(Times::default().rows(), []);
     }
 
@@ -234,14 +271,14 @@ mod tests {
     fn bounds_the_number_of_names() {
         let mut times = Times::default();
         for i in 0..MAX_NAMES + 100 {
-            times.add(&i.to_string(), 1, 1.0);
+            times.add(&i.to_string(), 1.0);
         }
-        times.add(&"é".repeat(MAX_NAME * 10), 1, 1e9);
+        times.add(&"é".repeat(MAX_NAME * 10), 1e9);
         let rows = times.rows();
         assert_eq!(rows.len(), MAX_NAMES + 1);
         assert_eq!((rows[0].name.as_str(), rows[0].calls), (REST, 101));
         let mut long = Times::default();
-        long.add(&"é".repeat(MAX_NAME + 1), 1, 1.0);
+        long.add(&"é".repeat(MAX_NAME + 1), 1.0);
         assert_eq!(long.rows()[0].name.chars().count(), MAX_NAME + 3);
     }
 }

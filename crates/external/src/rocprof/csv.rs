@@ -25,7 +25,7 @@ pub(super) fn kernels(
     let mut table = table(reader, what, "Kernel_Name")?;
     while let Some(row) = table.next_row()? {
         let ns = row.between("Start_Timestamp", "End_Timestamp")?;
-        times.add(row.text("Kernel_Name")?, 1, ns);
+        times.add(row.text("Kernel_Name")?, ns);
     }
     Ok(())
 }
@@ -39,7 +39,7 @@ pub(super) fn calls(
     let mut table = table(reader, what, "Function")?;
     while let Some(row) = table.next_row()? {
         let ns = row.between("Start_Timestamp", "End_Timestamp")?;
-        times.add(row.text("Function")?, 1, ns);
+        times.add(row.text("Function")?, ns);
     }
     Ok(())
 }
@@ -64,7 +64,7 @@ pub(super) fn counters(
         let dispatch = row.text("Dispatch_Id")?;
         // ROCm 6.2 has no times here.
         if row.get("Start_Timestamp").is_some() && last.as_deref() != Some(dispatch) {
-            times.add(kernel, 1, row.between("Start_Timestamp", "End_Timestamp")?);
+            times.add(kernel, row.between("Start_Timestamp", "End_Timestamp")?);
             last = Some(dispatch.to_string());
         }
     }

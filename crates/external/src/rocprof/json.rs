@@ -194,7 +194,7 @@ fn read_process(process: &Process, what: &str, found: &mut Found) -> Result<(), 
         let ns = duration(dispatch.start_timestamp, dispatch.end_timestamp)?;
         found
             .kernels
-            .add(kernel(dispatch.dispatch_info.kernel_id)?, 1, ns);
+            .add(kernel(dispatch.dispatch_info.kernel_id)?, ns);
     }
     let calls = &process.buffer_records;
     for call in calls.hip_api.iter().chain(&calls.hsa_api) {
@@ -208,7 +208,7 @@ fn read_process(process: &Process, what: &str, found: &mut Found) -> Result<(), 
         })?;
         found
             .calls
-            .add(name, 1, duration(call.start_timestamp, call.end_timestamp)?);
+            .add(name, duration(call.start_timestamp, call.end_timestamp)?);
     }
     let names: HashMap<u64, &str> = process
         .counters
@@ -232,7 +232,7 @@ fn read_process(process: &Process, what: &str, found: &mut Found) -> Result<(), 
             counted.dispatch_data.end_timestamp,
         );
         if end > 0 {
-            found.counted.add(name, 1, duration(start, end)?);
+            found.counted.add(name, duration(start, end)?);
         }
     }
     Ok(())
