@@ -14,6 +14,8 @@ pub struct ToolReport {
     pub kernels: Vec<TimeRow>,
     /// Driver API calls on the host, largest total time first.
     pub calls: Vec<TimeRow>,
+    /// Memory copies by direction, largest total time first.
+    pub copies: Vec<TimeRow>,
     pub counters: Vec<CounterRow>,
     /// Requested counters without a result. A counter that reads zero for every kernel is one of them: on several chips
     /// (gfx1201 among them) some counters are listed but never count.

@@ -44,6 +44,20 @@ pub(super) fn calls(
     Ok(())
 }
 
+/// `*_memory_copy_trace.csv`.
+pub(super) fn copies(
+    reader: impl BufRead,
+    what: &str,
+    times: &mut Times,
+) -> Result<(), ExternalError> {
+    let mut table = table(reader, what, "Direction")?;
+    while let Some(row) = table.next_row()? {
+        let ns = row.between("Start_Timestamp", "End_Timestamp")?;
+        times.add(row.text("Direction")?, ns);
+    }
+    Ok(())
+}
+
 /// `*_counter_collection.csv`. A dispatch has a row per counter; its time is counted once.
 pub(super) fn counters(
     reader: impl BufRead,

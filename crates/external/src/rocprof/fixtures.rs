@@ -24,3 +24,97 @@ pub(crate) const AGENTS: &str = r#""Node_Id","Logical_Node_Id","Agent_Type","Cpu
 
 /// `*_results.json` of ROCm 7 for the same run: a counter has a record per shader engine.
 pub(crate) const JSON: &str = include_str!(sample!("rocprof-json"));
+
+pub(crate) const COPIES: &str = r#""Kind","Direction","Stream_Id","Source_Agent_Id","Destination_Agent_Id","Correlation_Id","Start_Timestamp","End_Timestamp"
+"MEMORY_COPY","MEMORY_COPY_HOST_TO_DEVICE",0,"Agent 0","Agent 1",3,3200098838300000,3200098838350000
+"#;
+
+/// The same run as a rocpd database: tables and columns of `versions/3.0.0/rocpd_tables.sql` in
+/// `source/share/rocprofiler-sdk-rocpd` of rocprofiler-sdk, without the tables that nothing here reads. `{}` is the end
+/// of every table's name.
+pub(crate) const ROCPD: &str = r#"
+CREATE TABLE "rocpd_metadata{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, "tag" TEXT NOT NULL,
+    "value" TEXT NOT NULL);
+CREATE TABLE "rocpd_string{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, "guid" TEXT DEFAULT 'g' NOT NULL,
+    "string" TEXT NOT NULL UNIQUE ON CONFLICT ABORT);
+CREATE TABLE "rocpd_info_agent{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    "guid" TEXT DEFAULT 'g' NOT NULL, "nid" INTEGER NOT NULL, "pid" INTEGER NOT NULL,
+    "type" TEXT CHECK ("type" IN ('CPU', 'GPU')), "absolute_index" INTEGER, "logical_index" INTEGER,
+    "type_index" INTEGER, "uuid" INTEGER, "name" TEXT, "model_name" TEXT, "vendor_name" TEXT, "product_name" TEXT,
+    "user_name" TEXT, "extdata" JSONB DEFAULT '{}' NOT NULL);
+CREATE TABLE "rocpd_info_pmc{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    "guid" TEXT DEFAULT 'g' NOT NULL, "nid" INTEGER NOT NULL, "pid" INTEGER NOT NULL, "agent_id" INTEGER,
+    "target_arch" TEXT, "event_code" INT, "instance_id" INTEGER, "name" TEXT NOT NULL, "symbol" TEXT NOT NULL,
+    "description" TEXT, "long_description" TEXT DEFAULT '', "component" TEXT, "units" TEXT DEFAULT '',
+    "value_type" TEXT, "block" TEXT, "expression" TEXT, "is_constant" INTEGER, "is_derived" INTEGER,
+    "extdata" JSONB DEFAULT '{}' NOT NULL);
+CREATE TABLE "rocpd_info_kernel_symbol{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    "guid" TEXT DEFAULT 'g' NOT NULL, "nid" INTEGER NOT NULL, "pid" INTEGER NOT NULL,
+    "code_object_id" INTEGER NOT NULL, "kernel_name" TEXT, "display_name" TEXT, "kernel_object" INTEGER,
+    "sgpr_count" INTEGER, "arch_vgpr_count" INTEGER, "extdata" JSONB DEFAULT '{}' NOT NULL);
+CREATE TABLE "rocpd_event{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, "guid" TEXT DEFAULT 'g' NOT NULL,
+    "category_id" INTEGER, "stack_id" INTEGER, "parent_stack_id" INTEGER, "correlation_id" INTEGER,
+    "call_stack" JSONB DEFAULT '{}' NOT NULL, "line_info" JSONB DEFAULT '{}' NOT NULL,
+    "extdata" JSONB DEFAULT '{}' NOT NULL);
+CREATE TABLE "rocpd_pmc_event{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    "guid" TEXT DEFAULT 'g' NOT NULL, "event_id" INTEGER, "pmc_id" INTEGER NOT NULL, "value" REAL DEFAULT 0.0,
+    "extdata" JSONB DEFAULT '{}');
+CREATE TABLE "rocpd_region{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, "guid" TEXT DEFAULT 'g' NOT NULL,
+    "nid" INTEGER NOT NULL, "pid" INTEGER NOT NULL, "tid" INTEGER NOT NULL, "start" BIGINT NOT NULL,
+    "end" BIGINT NOT NULL, "name_id" INTEGER NOT NULL, "event_id" INTEGER, "extdata" JSONB DEFAULT '{}' NOT NULL);
+CREATE TABLE "rocpd_kernel_dispatch{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    "guid" TEXT DEFAULT 'g' NOT NULL, "nid" INTEGER NOT NULL, "pid" INTEGER NOT NULL, "tid" INTEGER,
+    "agent_id" INTEGER NOT NULL, "kernel_id" INTEGER NOT NULL, "dispatch_id" INTEGER NOT NULL,
+    "queue_id" INTEGER NOT NULL, "stream_id" INTEGER NOT NULL, "start" BIGINT NOT NULL, "end" BIGINT NOT NULL,
+    "private_segment_size" INTEGER, "group_segment_size" INTEGER, "workgroup_size_x" INTEGER NOT NULL,
+    "workgroup_size_y" INTEGER NOT NULL, "workgroup_size_z" INTEGER NOT NULL, "grid_size_x" INTEGER NOT NULL,
+    "grid_size_y" INTEGER NOT NULL, "grid_size_z" INTEGER NOT NULL, "region_name_id" INTEGER, "event_id" INTEGER,
+    "extdata" JSONB DEFAULT '{}' NOT NULL);
+CREATE TABLE "rocpd_memory_copy{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    "guid" TEXT DEFAULT 'g' NOT NULL, "nid" INTEGER NOT NULL, "pid" INTEGER NOT NULL, "tid" INTEGER,
+    "start" BIGINT NOT NULL, "end" BIGINT NOT NULL, "name_id" INTEGER NOT NULL, "dst_agent_id" INTEGER,
+    "dst_address" INTEGER, "src_agent_id" INTEGER, "src_address" INTEGER, "size" INTEGER NOT NULL,
+    "queue_id" INTEGER, "stream_id" INTEGER, "region_name_id" INTEGER, "event_id" INTEGER,
+    "extdata" JSONB DEFAULT '{}' NOT NULL);
+CREATE VIEW "rocpd_string" AS SELECT * FROM "rocpd_string{}";
+CREATE VIEW "rocpd_kernel_dispatch" AS SELECT * FROM "rocpd_kernel_dispatch{}";
+INSERT INTO "rocpd_metadata{}" ("tag", "value") VALUES ('schema_version', '3'), ('uuid', '{}');
+INSERT INTO "rocpd_string{}" ("id", "string") VALUES (1, 'hipModuleLaunchKernel'), (2, 'hipStreamSynchronize'),
+    (3, 'MEMORY_COPY_HOST_TO_DEVICE'), (4, 'a marker');
+INSERT INTO "rocpd_info_agent{}" ("id", "nid", "pid", "type", "name", "product_name", "extdata") VALUES
+    (0, 1, 1, 'CPU', 'AMD Ryzen 9 7950X', 'AMD Ryzen 9 7950X', '{}'),
+    (1, 1, 1, 'GPU', 'gfx1100', 'AMD Radeon RX 7900 XT', '{"cu_count": 84}');
+INSERT INTO "rocpd_info_kernel_symbol{}" ("id", "nid", "pid", "code_object_id", "kernel_name", "display_name") VALUES
+    (10, 1, 1, 1, 'matvec_2_1.kd', 'matvec_2_1'),
+    (11, 1, 1, 1, '_Z3rmsIfLi4EEvPfPKf.kd', 'void rms<float, 4>(float*, float const*)');
+"#;
+
+/// Kernels, calls and copies, into [`ROCPD`]'s tables.
+pub(crate) const ROCPD_TRACE: &str = r#"
+INSERT INTO "rocpd_kernel_dispatch{}" ("nid", "pid", "agent_id", "kernel_id", "dispatch_id", "queue_id", "stream_id",
+    "start", "end", "workgroup_size_x", "workgroup_size_y", "workgroup_size_z", "grid_size_x", "grid_size_y",
+    "grid_size_z", "event_id") VALUES
+    (1, 1, 1, 10, 1, 1, 1, 1550151853000000, 1550151853012000, 128, 1, 1, 65536, 1, 1, 1),
+    (1, 1, 1, 11, 2, 1, 1, 1550151853020000, 1550151853024000, 256, 1, 1, 256, 1, 1, 2),
+    (1, 1, 1, 10, 3, 1, 1, 1550151853030000, 1550151853044000, 128, 1, 1, 65536, 1, 1, 3);
+INSERT INTO "rocpd_region{}" ("nid", "pid", "tid", "start", "end", "name_id", "event_id") VALUES
+    (1, 1, 1, 3200098838400000, 3200098838402500, 1, 4), (1, 1, 1, 3200098838410000, 3200098838447500, 2, 5),
+    (1, 1, 1, 3200098838400000, 3200098838447500, 4, 6);
+INSERT INTO "rocpd_memory_copy{}" ("nid", "pid", "start", "end", "name_id", "size", "event_id") VALUES
+    (1, 1, 3200098838300000, 3200098838350000, 3, 1048576, 7);
+"#;
+
+/// Two counters of three dispatches, one with a row per hardware instance, into [`ROCPD`]'s tables. The last row is of
+/// an event that is no dispatch.
+pub(crate) const ROCPD_COUNTERS: &str = r#"
+INSERT INTO "rocpd_info_pmc{}" ("id", "nid", "pid", "name", "symbol") VALUES (5, 1, 1, 'SQ_WAVES', 'SQ_WAVES'),
+    (6, 1, 1, 'GL2C_HIT_sum', 'GL2C_HIT_sum');
+INSERT INTO "rocpd_kernel_dispatch{}" ("nid", "pid", "agent_id", "kernel_id", "dispatch_id", "queue_id", "stream_id",
+    "start", "end", "workgroup_size_x", "workgroup_size_y", "workgroup_size_z", "grid_size_x", "grid_size_y",
+    "grid_size_z", "event_id") VALUES
+    (1, 1, 1, 10, 1, 1, 1, 1000000, 1020000, 128, 1, 1, 65536, 1, 1, 1),
+    (1, 1, 1, 11, 2, 1, 1, 2000000, 2006000, 256, 1, 1, 256, 1, 1, 2),
+    (1, 1, 1, 10, 3, 1, 1, 3000000, 3020000, 128, 1, 1, 65536, 1, 1, 3);
+INSERT INTO "rocpd_pmc_event{}" ("event_id", "pmc_id", "value") VALUES (1, 5, 1024.0), (1, 5, 1024.0), (1, 6, 0.0),
+    (2, 5, 8.0), (2, 6, 0.0), (3, 5, 2048.0), (3, 6, 0.0), (99, 5, 7.0), (NULL, 5, 7.0);
+"#;

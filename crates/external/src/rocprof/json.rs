@@ -134,6 +134,8 @@ struct BufferRecords {
     hip_api: Vec<Call>,
     #[serde(default)]
     hsa_api: Vec<Call>,
+    #[serde(default)]
+    memory_copy: Vec<Call>,
 }
 
 #[derive(Deserialize)]
@@ -196,8 +198,11 @@ fn read_process(process: &Process, what: &str, found: &mut Found) -> Result<(), 
             .kernels
             .add(kernel(dispatch.dispatch_info.kernel_id)?, ns);
     }
-    let calls = &process.buffer_records;
-    for call in calls.hip_api.iter().chain(&calls.hsa_api) {
+    let records = &process.buffer_records;
+    let calls = records.hip_api.iter().chain(&records.hsa_api);
+    let calls = calls.map(|call| (call, false));
+    let copies = records.memory_copy.iter().map(|copy| (copy, true));
+    for (call, is_copy) in calls.chain(copies) {
         let kind = process.strings.buffer_records.get(call.kind);
         let name = kind.and_then(|kind| kind.operations.get(call.operation));
         let name = name.ok_or_else(|| {
@@ -206,9 +211,11 @@ fn read_process(process: &Process, what: &str, found: &mut Found) -> Result<(), 
                 call.operation, call.kind
             ))
         })?;
-        found
-            .calls
-            .add(name, duration(call.start_timestamp, call.end_timestamp)?);
+        let times = match is_copy {
+            true => &mut found.copies,
+            false => &mut found.calls,
+        };
+        times.add(name, duration(call.start_timestamp, call.end_timestamp)?);
     }
     let names: HashMap<u64, &str> = process
         .counters

@@ -1,12 +1,15 @@
 //! rocprofv3, the command line of rocprofiler-sdk (ROCm 6.2 and later): configuration, commands and results.
 //!
 //! Counting serializes kernels, so times are measured in a separate run and each set of counters in another. The files
-//! of a run are named `NAME_kernel_trace.csv` and so on; see [`csv`] and [`json`].
+//! of a run are named `NAME_results.db`, `NAME_kernel_trace.csv` and so on; see [`rocpd`], [`csv`] and [`json`].
 
 mod csv;
 #[cfg(test)]
 pub(super) mod fixtures;
 mod json;
+mod rocpd;
+#[cfg(test)]
+mod rocpd_tests;
 #[cfg(all(test, unix))]
 mod tests;
 
@@ -34,6 +37,9 @@ pub(super) const HINT: &str =
 /// An output format of rocprofv3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputFormat {
+    /// A SQLite database, the default since ROCm 7.
+    Rocpd,
+    /// Deprecated since ROCm 7; the only tables before.
     Csv,
     Json,
 }
@@ -41,6 +47,7 @@ pub enum OutputFormat {
 impl OutputFormat {
     fn name(self) -> &'static str {
         match self {
+            OutputFormat::Rocpd => "rocpd",
             OutputFormat::Csv => "csv",
             OutputFormat::Json => "json",
         }
@@ -56,6 +63,7 @@ pub struct ProfilingConfig {
     kernel_trace: bool,
     hip_trace: bool,
     hsa_trace: bool,
+    memory_copy_trace: bool,
     /// Counters, grouped by run.
     counters: Vec<Vec<String>>,
     /// Regular expression for the names of counted kernels.
@@ -73,6 +81,7 @@ impl ProfilingConfig {
             kernel_trace: true,
             hip_trace: false,
             hsa_trace: false,
+            memory_copy_trace: false,
             counters: Vec::new(),
             kernels: None,
             timeout: None,
@@ -129,6 +138,12 @@ impl ProfilingConfig {
         self
     }
 
+    /// Traces copies between host and device.
+    pub fn with_memory_copy_trace(mut self, on: bool) -> ProfilingConfig {
+        self.memory_copy_trace = on;
+        self
+    }
+
     /// Sets the output formats, at least one.
     pub fn with_formats(
         mut self,
@@ -152,6 +167,7 @@ impl ProfilingConfig {
             (self.kernel_trace, "--kernel-trace"),
             (self.hip_trace, "--hip-trace"),
             (self.hsa_trace, "--hsa-trace"),
+            (self.memory_copy_trace, "--memory-copy-trace"),
         ];
         flags
             .iter()
@@ -282,38 +298,63 @@ impl RocprofSession {
         Ok(report)
     }
 
-    /// Reads rocprofv3's files below the folder; CSV if there are both formats.
+    /// Reads rocprofv3's files below the folder, as [`read_results`] does.
     ///
     /// # Errors
     /// If there are no files, or they are not in rocprofv3's format.
     pub fn parse_results(&self) -> Result<ToolReport, ExternalError> {
-        let files = results(&self.config.dir)?;
-        let mut found = Found::default();
-        let is_csv = files
-            .iter()
-            .any(|file| !file.kind.is_json() && file.kind != Kind::Agents);
-        for file in &files {
-            if file.kind.is_json() != is_csv {
-                found.read(file)?;
-            }
-        }
-        let mut report = found.report();
-        if report.kernels.is_empty() && report.counters.is_empty() && report.calls.is_empty() {
-            if !report.unavailable.is_empty() {
-                // Every counter read zero, which is a result too.
-                report.files = files.into_iter().map(|file| file.path).collect();
-                return Ok(report);
-            }
-            return Err(ExternalError::NoResults {
-                dir: self.config.dir.clone(),
-                expected: "rocprofv3 wrote no *_kernel_trace.csv, *_counter_collection.csv or *_results.json with a \
-                           kernel in it; did the program use the GPU?"
-                    .to_string(),
-            });
-        }
-        report.files = files.into_iter().map(|file| file.path).collect();
-        Ok(report)
+        read_results(&self.config.dir)
     }
+}
+
+/// Reads rocprofv3's files below a folder, or one of its files. Of several formats, which have the same contents, rocpd
+/// is read before CSV, and CSV before JSON.
+///
+/// # Errors
+/// If there are no files, or they are not in rocprofv3's format. Traces for Perfetto and OTF2 are refused by name.
+pub fn read_results(path: &Path) -> Result<ToolReport, ExternalError> {
+    let mut files = results(path)?;
+    let has = |format| files.iter().any(|file| file.kind.format() == Some(format));
+    let formats = [OutputFormat::Rocpd, OutputFormat::Csv, OutputFormat::Json];
+    let format = formats.into_iter().find(|format| has(*format));
+    let mut found = Found::default();
+    for file in &files {
+        // Descriptions of devices in CSV belong to the other CSV files.
+        let of = match file.kind {
+            Kind::Agents => Some(OutputFormat::Csv),
+            kind => kind.format(),
+        };
+        if format.is_some() && of == format {
+            found.read(file)?;
+        }
+    }
+    let mut report = found.report();
+    // That every counter read zero is a result too.
+    let empty = report.kernels.is_empty()
+        && report.counters.is_empty()
+        && report.calls.is_empty()
+        && report.copies.is_empty()
+        && report.unavailable.is_empty();
+    if empty {
+        let other = files.iter().find(|file| file.kind == Kind::Other);
+        let expected = match other {
+            Some(file) => format!(
+                "{} is a trace for another viewer, which is not read here; run rocprofv3 with --output-format rocpd, \
+                 csv or json",
+                file.path.display()
+            ),
+            None => "rocprofv3 wrote no *_results.db, *_kernel_trace.csv, *_counter_collection.csv or *_results.json \
+                     with a kernel in it; did the program use the GPU?"
+                .to_string(),
+        };
+        return Err(ExternalError::NoResults {
+            dir: path.to_path_buf(),
+            expected,
+        });
+    }
+    files.retain(|file| file.kind != Kind::Other);
+    report.files = files.into_iter().map(|file| file.path).collect();
+    Ok(report)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -321,18 +362,29 @@ enum Kind {
     Kernels,
     Counters,
     Calls,
+    Copies,
     Agents,
     Json,
+    Rocpd,
+    /// A trace for Perfetto, or in the format OTF2.
+    Other,
 }
 
 impl Kind {
-    fn is_json(self) -> bool {
-        self == Kind::Json
+    /// Returns the format of a file with results.
+    fn format(self) -> Option<OutputFormat> {
+        match self {
+            Kind::Kernels | Kind::Counters | Kind::Calls | Kind::Copies => Some(OutputFormat::Csv),
+            Kind::Json => Some(OutputFormat::Json),
+            Kind::Rocpd => Some(OutputFormat::Rocpd),
+            Kind::Agents | Kind::Other => None,
+        }
     }
 
     /// Determines the kind of a file from its name.
     fn of(name: &str) -> Option<Kind> {
-        const ENDS: [(&str, Kind); 9] = [
+        const ENDS: [(&str, Kind); 13] = [
+            ("results.db", Kind::Rocpd),
             ("kernel_trace.csv", Kind::Kernels),
             ("counter_collection.csv", Kind::Counters),
             ("hip_api_trace.csv", Kind::Calls),
@@ -341,8 +393,11 @@ impl Kind {
             ("hip_runtime_api_trace.csv", Kind::Calls),
             ("hip_trace.csv", Kind::Calls),
             ("hsa_trace.csv", Kind::Calls),
+            ("memory_copy_trace.csv", Kind::Copies),
             ("agent_info.csv", Kind::Agents),
             ("results.json", Kind::Json),
+            (".pftrace", Kind::Other),
+            (".otf2", Kind::Other),
         ];
         let end = ENDS.iter().find(|(end, _)| name.ends_with(end));
         end.map(|(_, kind)| *kind)
@@ -354,9 +409,23 @@ struct ResultFile {
     kind: Kind,
 }
 
-/// Finds rocprofv3's files below `dir`; without `-o` they are in a folder named after the host.
-fn results(dir: &Path) -> Result<Vec<ResultFile>, ExternalError> {
-    let files = files::below(dir)?.into_iter().filter_map(|path| {
+/// Finds rocprofv3's files below a folder; without `-o` they are in a folder named after the host. A file is returned
+/// itself.
+fn results(path: &Path) -> Result<Vec<ResultFile>, ExternalError> {
+    if path.is_file() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let kind = Kind::of(&name).or(match name.ends_with(".db") {
+            // The user may have renamed it.
+            true => Some(Kind::Rocpd),
+            false => None,
+        });
+        let file = kind.map(|kind| ResultFile {
+            path: path.to_path_buf(),
+            kind,
+        });
+        return Ok(file.into_iter().collect());
+    }
+    let files = files::below(path)?.into_iter().filter_map(|path| {
         let kind = Kind::of(path.file_name()?.to_str()?)?;
         Some(ResultFile { path, kind })
     });
@@ -370,6 +439,7 @@ struct Found {
     /// Times of counted kernels, for runs without a trace.
     counted: Times,
     calls: Times,
+    copies: Times,
     counters: Counters,
     devices: Vec<String>,
 }
@@ -384,8 +454,11 @@ impl Found {
                 csv::counters(reader()?, &what, &mut self.counters, &mut self.counted)
             }
             Kind::Calls => csv::calls(reader()?, &what, &mut self.calls),
+            Kind::Copies => csv::copies(reader()?, &what, &mut self.copies),
             Kind::Agents => csv::agents(reader()?, &what, &mut self.devices),
             Kind::Json => json::read(&files::read(&file.path)?, &what, self),
+            Kind::Rocpd => rocpd::read(&file.path, self),
+            Kind::Other => Ok(()),
         }
     }
 
@@ -412,6 +485,7 @@ impl Found {
         ToolReport {
             kernels,
             calls: self.calls.rows(),
+            copies: self.copies.rows(),
             counters,
             unavailable,
             devices: self.devices,
@@ -427,8 +501,10 @@ pub(super) fn read_any(bytes: &[u8]) {
     // Errors are fine.
     let _ = csv::kernels(bytes, "any", &mut found.kernels);
     let _ = csv::calls(bytes, "any", &mut found.calls);
+    let _ = csv::copies(bytes, "any", &mut found.copies);
     let _ = csv::counters(bytes, "any", &mut found.counters, &mut found.counted);
     let _ = csv::agents(bytes, "any", &mut found.devices);
     let _ = json::read(bytes, "any", &mut found);
+    let _ = rocpd::read_bytes(bytes, "any", &mut found);
     let _ = found.report();
 }

@@ -30,13 +30,14 @@ fn one_command_collects_everything() {
         .with_name("decode")
         .with_hip_trace(true)
         .with_hsa_trace(true)
+        .with_memory_copy_trace(true)
         .with_counters(["SQ_WAVES", "GRBM_COUNT"])
         .with_formats([OutputFormat::Csv, OutputFormat::Json]);
     let session = RocprofSession::with_config(config);
     let command = session.build_command("./app", ["--arg1", "a b"]);
     assert_eq!(
         command.to_string(),
-        "rocprofv3 --kernel-trace --hip-trace --hsa-trace --pmc SQ_WAVES GRBM_COUNT --output-format csv json -d out -o \
+        "rocprofv3 --kernel-trace --hip-trace --hsa-trace --memory-copy-trace --pmc SQ_WAVES GRBM_COUNT --output-format csv json -d out -o \
          decode -- ./app --arg1 'a b'"
     );
     let commands: Vec<String> = session
@@ -47,7 +48,7 @@ fn one_command_collects_everything() {
     assert_eq!(
         commands,
         [
-            "rocprofv3 --kernel-trace --hip-trace --hsa-trace --output-format csv json -d out -o decode -- app",
+            "rocprofv3 --kernel-trace --hip-trace --hsa-trace --memory-copy-trace --output-format csv json -d out -o decode -- app",
             "rocprofv3 --pmc SQ_WAVES GRBM_COUNT --output-format csv json -d out -o decode_pmc1 -- app",
         ]
     );
@@ -152,10 +153,7 @@ fn rejects_files_of_other_formats() {
     let none = written(dir.path(), &[("other.csv", "a,b\n")])
         .unwrap_err()
         .to_string();
-    assert!(
-        none.contains("no *_kernel_trace.csv") || none.contains("wrote no"),
-        "{none}"
-    );
+    assert!(none.contains("rocprofv3 wrote no *_results.db"), "{none}");
     let gone = RocprofSession::new(dir.path().join("gone")).parse_results();
     assert!(gone.unwrap_err().to_string().contains("gone"));
     let reversed = TRACE.replace("1550151853060500", "1");

@@ -1,0 +1,297 @@
+//! Tests of rocpd databases, which are made here from [`fixtures`].
+
+use std::path::PathBuf;
+
+use rusqlite::Connection;
+
+use super::fixtures::{AGENTS, CALLS, COPIES, ROCPD, ROCPD_COUNTERS, ROCPD_TRACE, TRACE};
+use super::*;
+
+/// End of the tables' names; the tool replaces the `-` of an id.
+const PROCESS: &str = "_019a5b40_7f3c_7d21_9c11_0242ac120002";
+
+/// Creates a database from statements in which `{}` after a name stands for the end of the tables' names.
+fn database(path: &Path, process: &str, statements: &[&str]) {
+    let db = Connection::open(path).unwrap();
+    for text in statements {
+        db.execute_batch(&text.replace("{}\"", &format!("{process}\"")))
+            .unwrap();
+    }
+}
+
+fn made(dir: &Path, name: &str, statements: &[&str]) -> PathBuf {
+    let path = dir.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    database(&path, PROCESS, statements);
+    path
+}
+
+#[test]
+fn rocpd_and_csv_give_the_same_result() {
+    let (csv, db) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for (name, text) in [
+        ("a_kernel_trace.csv", TRACE),
+        ("a_hip_api_trace.csv", CALLS),
+        ("a_memory_copy_trace.csv", COPIES),
+        ("a_agent_info.csv", AGENTS),
+    ] {
+        fs::write(csv.path().join(name), text).unwrap();
+    }
+    let from_csv = read_results(csv.path()).unwrap();
+    let path = made(db.path(), "pass_1/host/7_results.db", &[ROCPD, ROCPD_TRACE]);
+    // Ignored beside the database, or everything would count twice.
+    fs::write(db.path().join("a_kernel_trace.csv"), TRACE).unwrap();
+    fs::write(db.path().join("a.pftrace"), "").unwrap();
+    let from_db = read_results(db.path()).unwrap();
+    assert_eq!(from_db.kernels.len(), 2);
+    assert_eq!(from_db.kernels, from_csv.kernels);
+    assert_eq!(from_db.calls, from_csv.calls);
+    assert_eq!(from_db.copies, from_csv.copies);
+    assert_eq!(from_db.devices, from_csv.devices);
+    assert_eq!((from_db.notes.len(), from_db.files.len()), (0, 2));
+    let first = &from_db.kernels[0];
+    assert_eq!(
+        (first.name.as_str(), first.calls, first.mean_us),
+        ("matvec_2_1", 2, 13.0)
+    );
+    assert_eq!((first.min_us, first.max_us), (Some(12.0), Some(14.0)));
+    // A file is read by itself, whatever its name.
+    let renamed = db.path().join("decode.db");
+    fs::rename(&path, &renamed).unwrap();
+    assert_eq!(read_results(&renamed).unwrap().kernels, from_csv.kernels);
+}
+
+#[test]
+fn counters_sum_their_instances() {
+    let dir = tempfile::tempdir().unwrap();
+    made(dir.path(), "a_results.db", &[ROCPD, ROCPD_TRACE]);
+    made(dir.path(), "a_pmc1_results.db", &[ROCPD, ROCPD_COUNTERS]);
+    let found = read_results(dir.path()).unwrap();
+    let rows = found.counters.iter();
+    let rows = rows.map(|row| (row.kernel.as_deref().unwrap(), row.calls, row.total));
+    let rms = "void rms<float, 4>(float*, float const*)";
+    assert_eq!(
+        rows.collect::<Vec<_>>(),
+        [("matvec_2_1", 2, Some(4096.0)), (rms, 1, Some(8.0))]
+    );
+    assert_eq!(found.unavailable, ["GL2C_HIT_sum"]);
+    // The times are those of the trace, not of the counted kernels.
+    assert_eq!(found.kernels[0].total_ms, 0.026);
+    fs::remove_file(dir.path().join("a_results.db")).unwrap();
+    let counted = read_results(dir.path()).unwrap();
+    assert_eq!(counted.kernels[0].total_ms, 0.04);
+    assert!(
+        counted
+            .notes
+            .iter()
+            .any(|note| note.contains("one after the other"))
+    );
+}
+
+/// Version 3.0.3 of the schema added columns, among them the sample of a value that was measured over time.
+#[test]
+fn samples_over_time_are_no_counters() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(
+        dir.path(),
+        "a_results.db",
+        &[
+            ROCPD,
+            r#"ALTER TABLE "rocpd_pmc_event{}" ADD COLUMN "sample_id" INTEGER;
+               ALTER TABLE "rocpd_kernel_dispatch{}" ADD COLUMN "graph_exec_id" INTEGER;"#,
+            ROCPD_COUNTERS,
+            r#"INSERT INTO "rocpd_pmc_event{}" ("event_id", "pmc_id", "value", "sample_id") VALUES (1, 5, 1e9, 1)"#,
+        ],
+    );
+    let found = read_results(&path).unwrap();
+    assert_eq!(found.counters[0].total, Some(4096.0));
+}
+
+/// A merged file has the tables of several processes.
+#[test]
+fn processes_of_a_file_add_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("merged_results.db");
+    let tables = ROCPD.split("CREATE VIEW").next().unwrap();
+    let rows = ROCPD.find("INSERT INTO \"rocpd_metadata").unwrap();
+    for process in ["", "_1"] {
+        database(&path, process, &[tables, &ROCPD[rows..], ROCPD_TRACE]);
+    }
+    let found = read_results(&path).unwrap();
+    assert_eq!(
+        (found.kernels[0].calls, found.kernels[0].total_ms),
+        (4, 0.052)
+    );
+    assert_eq!(found.devices.len(), 1);
+}
+
+#[test]
+fn refuses_databases_that_are_no_results() {
+    let end = |text: &str| text.replace("{}\"", &format!("{PROCESS}\""));
+    for (statements, part) in [
+        (&["CREATE TABLE a (b)"][..], "no table rocpd_metadata"),
+        (
+            &[ROCPD, "DROP TABLE \"rocpd_kernel_dispatch{}\""],
+            "no table rocpd_kernel_dispatch_019a",
+        ),
+        (
+            &[
+                ROCPD,
+                "INSERT INTO \"rocpd_region{}\" (\"nid\", \"pid\", \"tid\", \"start\", \"end\", \"name_id\")
+                 VALUES (1, 1, 1, 5, 4, 1)",
+            ],
+            "end is before start",
+        ),
+        (
+            &[
+                ROCPD,
+                "INSERT INTO \"rocpd_region{}\" (\"nid\", \"pid\", \"tid\", \"start\", \"end\", \"name_id\")
+                 VALUES (1, 1, 1, 'soon', 4, 1)",
+            ],
+            "start is no number",
+        ),
+        (
+            &[ROCPD, ROCPD_TRACE, "UPDATE \"rocpd_kernel_dispatch{}\" SET \"kernel_id\" = 77"],
+            "kernel 77 has no name",
+        ),
+        (
+            &[
+                ROCPD,
+                "DROP TABLE \"rocpd_region{}\"; CREATE TABLE \"rocpd_region{}\" (\"name_id\", \"start\")",
+            ],
+            "no such column: end",
+        ),
+        // What runs code of the file instead of holding rows.
+        (
+            &[
+                ROCPD,
+                "DROP TABLE \"rocpd_region{}\"; CREATE TABLE \"rocpd_region{}\" (\"name_id\", \"start\",
+                 \"end\" AS (length(hex(zeroblob(400000)))))",
+            ],
+            "has computed columns",
+        ),
+        (
+            &[
+                ROCPD,
+                "DROP VIEW \"rocpd_kernel_dispatch\"; DROP TABLE \"rocpd_kernel_dispatch{}\";
+                 CREATE VIEW \"rocpd_kernel_dispatch{}\" AS WITH RECURSIVE n(kernel_id) AS
+                 (SELECT 1 UNION ALL SELECT kernel_id + 1 FROM n) SELECT kernel_id, 1 AS start, 2 AS end,
+                 3 AS event_id FROM n",
+            ],
+            "no table rocpd_kernel_dispatch_019a",
+        ),
+        (
+            &[
+                ROCPD,
+                "DROP TABLE \"rocpd_region{}\"; CREATE VIRTUAL TABLE \"rocpd_region{}\" USING rtree(a, b, c)",
+            ],
+            "is a virtual table",
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = made(dir.path(), "x_results.db", statements);
+        let error = read_results(&path).unwrap_err().to_string();
+        assert!(
+            error.contains("x_results.db") && error.contains(part),
+            "{}: {error}",
+            end(statements.last().unwrap())
+        );
+    }
+}
+
+#[test]
+fn refuses_damaged_and_foreign_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = made(dir.path(), "a_results.db", &[ROCPD, ROCPD_TRACE]);
+    let bytes = fs::read(&good).unwrap();
+    let bad = dir.path().join("b_results.db");
+    for (bytes, part) in [
+        (&b""[..], "not a SQLite database"),
+        (b"SQLite format 2", "not a SQLite database"),
+        (&bytes[..100], ""),
+        (&bytes[..bytes.len() / 2], ""),
+    ] {
+        fs::write(&bad, bytes).unwrap();
+        let error = read_results(&bad).unwrap_err().to_string();
+        assert!(
+            error.contains("b_results.db") && error.contains(part),
+            "{error}"
+        );
+    }
+    // Anything may come out, but no panic.
+    for at in (0..bytes.len()).step_by(97) {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 0xff;
+        let _ = rocpd::read_bytes(&flipped, "flipped", &mut Found::default());
+    }
+    let sparse = fs::File::create(&bad).unwrap();
+    sparse.set_len(5 << 30).unwrap();
+    let error = read_results(&bad).unwrap_err().to_string();
+    assert!(
+        error.contains("larger than 4096 MiB; profile a shorter run"),
+        "{error}"
+    );
+}
+
+/// An inner page whose thousands of entries all lead to the same page of rows. SQLite reads these rows again and again.
+#[test]
+fn files_that_repeat_their_pages_end() {
+    const PAGE: usize = 65536;
+    let dir = tempfile::tempdir().unwrap();
+    let rows = r#"INSERT INTO "rocpd_region{}" ("nid", "pid", "tid", "start", "end", "name_id")
+        WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT 1, 1, 1, 1, 2, 1 FROM n"#;
+    let size = format!("PRAGMA page_size = {PAGE}");
+    let path = made(dir.path(), "x_results.db", &[&size, ROCPD, rows]);
+    let root: u32 = Connection::open(&path)
+        .unwrap()
+        .query_row(
+            "SELECT rootpage FROM sqlite_schema WHERE name LIKE 'rocpd_region%'",
+            [],
+            |row| row.get(0),
+        )
+        .unwrap();
+    assert_eq!(read_results(&path).unwrap().calls[0].calls, 5000);
+    let mut bytes = fs::read(&path).unwrap();
+    let end = root as usize * PAGE;
+    let page = &mut bytes[end - PAGE..end];
+    assert_eq!(page[0], 5, "an inner page of a table");
+    let first = usize::from(u16::from_be_bytes([page[12], page[13]]));
+    let leaf: [u8; 4] = page[first..first + 4].try_into().unwrap();
+    page.fill(0);
+    // Format of SQLite files: kind, free block, number of cells, start of cells, fragments, rightmost page; then the
+    // places of the cells, which are a page and a key.
+    let n = 8000;
+    let cells = PAGE - 5 * n;
+    page[0] = 5;
+    page[3..5].copy_from_slice(&(n as u16).to_be_bytes());
+    page[5..7].copy_from_slice(&(cells as u16).to_be_bytes());
+    page[8..12].copy_from_slice(&leaf);
+    for i in 0..n {
+        let at = cells + 5 * i;
+        page[12 + 2 * i..14 + 2 * i].copy_from_slice(&(at as u16).to_be_bytes());
+        page[at..at + 4].copy_from_slice(&leaf);
+        page[at + 4] = 1;
+    }
+    fs::write(&path, bytes).unwrap();
+    let error = read_results(&path).unwrap_err().to_string();
+    assert!(
+        error.contains("takes more steps than a file of its size needs"),
+        "{error}"
+    );
+}
+
+#[test]
+fn traces_for_other_viewers_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("host/12_results.pftrace");
+    fs::create_dir_all(trace.parent().unwrap()).unwrap();
+    fs::write(&trace, "x").unwrap();
+    for path in [dir.path(), &trace] {
+        let error = read_results(path).unwrap_err().to_string();
+        assert!(
+            error.contains("12_results.pftrace is a trace for another viewer")
+                && error.contains("--output-format rocpd, csv or json"),
+            "{error}"
+        );
+    }
+}
