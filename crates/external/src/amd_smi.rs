@@ -24,7 +24,8 @@ pub struct GpuMetric {
     pub hotspot: Option<f64>,
 }
 
-/// Returns the command that prints one reading as JSON.
+/// Returns the command that prints one reading as JSON: of all GPUs, or of one, given by its number in amd-smi, its PCI
+/// address or its UUID.
 pub fn metric(gpu: Option<&str>) -> CommandLine {
     let flags = [
         "--usage",
@@ -62,7 +63,7 @@ pub fn parse_metric(json: &[u8]) -> Result<Vec<GpuMetric>, ExternalError> {
     let wrong = |reason: String| {
         ExternalError::malformed("amd-smi", "the output of amd-smi metric", reason)
     };
-    let value: Value = serde_json::from_slice(json).map_err(|error| wrong(error.to_string()))?;
+    let value = first_value(json).map_err(|error| wrong(error.to_string()))?;
     let gpus = value.get("gpu_data").unwrap_or(&value);
     let gpus = gpus
         .as_array()
@@ -72,6 +73,36 @@ pub fn parse_metric(json: &[u8]) -> Result<Vec<GpuMetric>, ExternalError> {
         true => Err(wrong("it lists no GPU".to_string())),
         false => Ok(found),
     }
+}
+
+/// Reads the JSON in `bytes`. Lines before it are warnings, as of a driver that is older than the tool.
+fn first_value(bytes: &[u8]) -> Result<Value, serde_json::Error> {
+    let mut first_error = None;
+    // A warning may begin with a bracket, too.
+    let starts = starts_of_lines(bytes).filter(|start| {
+        let text = bytes[*start..].trim_ascii_start();
+        text.starts_with(b"{") || text.starts_with(b"[")
+    });
+    for start in starts.take(MAX_STARTS) {
+        let mut values = serde_json::Deserializer::from_slice(&bytes[start..]).into_iter();
+        match values.next() {
+            Some(Ok(value)) => return Ok(value),
+            Some(Err(error)) => first_error = first_error.or(Some(error)),
+            None => {}
+        }
+    }
+    match first_error {
+        Some(error) => Err(error),
+        None => serde_json::from_slice(bytes),
+    }
+}
+
+/// Most lines at which JSON may seem to begin.
+const MAX_STARTS: usize = 16;
+
+fn starts_of_lines(bytes: &[u8]) -> impl Iterator<Item = usize> {
+    let ends = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+    std::iter::once(0).chain(ends.map(|(at, _)| at + 1))
 }
 
 fn gpu_metric(gpu: &Value) -> Option<GpuMetric> {
@@ -113,6 +144,9 @@ pub(super) mod tests {
             hotspot: Some(81.0),
         };
         assert_eq!(parse_metric(METRIC.as_bytes()).unwrap(), [expected]);
+        let warnings =
+            format!("WARNING: User is missing groups\n[amdgpu] {{old}} driver\n{METRIC}\nend\n");
+        assert_eq!(parse_metric(warnings.as_bytes()).unwrap(), [expected]);
         // Version 24: a bare list, and plain numbers for memory.
         let older = r#"[{"gpu": 1, "usage": {"gfx_activity": {"value": 5, "unit": "%"}, "umc_activity": "N/A"},
             "mem_usage": {"total_vram": 20464, "used_vram": 26}}]"#;

@@ -77,7 +77,7 @@ impl CounterCategory {
                 "SQ_INSTS_TEX_LOAD",
                 "SQ_INSTS_TEX_STORE",
             ]],
-            // On gfx12 SQ_WAVE_CYCLES is defined but always reads zero.
+            // On gfx12 SQ_WAVE_CYCLES is defined but always reads zero: ROCm/rocm-systems, issue 8523.
             (C::Waves, Gfx12) => &[&["SQ_WAVES", "SQ_BUSY_CYCLES"]],
             (C::Waves, _) => &[&["SQ_WAVES", "SQ_WAVE_CYCLES", "SQ_BUSY_CYCLES"]],
             // gfx12 does not define WRITE_SIZE.
