@@ -25,23 +25,33 @@ pub fn run(args: &ExternalArgs) -> Result<()> {
         return list(args);
     }
     let request = request(args).map_err(ended)?;
-    let mut out = Out::new();
+    let path = env::var_os("PATH").unwrap_or_default();
     if args.dry_run {
+        let mut out = Out::new();
+        // Options depend on the tool's version.
+        let request = match request.tool.find(&path) {
+            Ok(program) => request.for_program(&program, &|| false),
+            Err(_) => request,
+        };
         for command in request.commands().map_err(ended)? {
             out.line(&escape_control(&command.to_string()))?;
         }
         return out.finish();
     }
-    let path = env::var_os("PATH").unwrap_or_default();
     let program = request.tool.find(&path)?;
     let interrupt = Interrupt::install()?;
     let working = interrupt.guard_output();
     let found = request.run(&program, &|| working.asked());
     drop(working);
     let report = found.map_err(ended)?;
+    print(args, request.tool, &report)
+}
+
+fn print(args: &ExternalArgs, tool: Tool, report: &ToolReport) -> Result<()> {
+    let mut out = Out::new();
     match args.json {
-        true => out.json(&json!({"tool": request.tool.name(), "report": report}))?,
-        false => show(&mut out, request.tool, &report, args.rows)?,
+        true => out.json(&json!({"tool": tool.name(), "report": report}))?,
+        false => show(&mut out, tool, report, args.rows)?,
     }
     for remark in &report.notes {
         note(&format!("note: {}", escape_control(remark)));
@@ -81,6 +91,7 @@ fn request(args: &ExternalArgs) -> Result<Request, ExternalError> {
     };
     Ok(Request {
         tool,
+        version: None,
         dir: args.output.clone().unwrap_or_else(|| PathBuf::from("DIR")),
         app: app.clone(),
         args: rest.to_vec(),

@@ -11,11 +11,11 @@ use super::counters::{CounterCategory, GpuFamily};
 use super::error::ExternalError;
 use super::nsys::{self, StatsFormat, StatsReport};
 use super::process::{self, Captured, Limits};
-use super::rocprof::{ProfilingConfig, RocprofSession};
-use super::rocprof_compute::{self, RocprofCompute};
+use super::rocprof::{OutputFormat, ProfilingConfig, RocprofSession};
+use super::rocprof_compute::{self, RocprofCompute, Target};
 use super::sampler::{self, Sampler, Source};
 use super::table::{Counters, Times, ToolReport};
-use super::tools::Tool;
+use super::tools::{self, Tool};
 use super::{amd_smi, diagnosis, files, ncu, perf};
 
 /// File name prefix of the tools' output.
@@ -31,6 +31,9 @@ const MAX_FUNCTIONS: usize = 1000;
 #[derive(Debug, Clone)]
 pub struct Request {
     pub tool: Tool,
+    /// Version of the tool, which decides options: major and minor number. [`Request::run`] asks the tool for it if it
+    /// is `None`.
+    pub version: Option<(u32, u32)>,
     /// Folder for the tool's files, created if missing.
     pub dir: PathBuf,
     pub app: OsString,
@@ -96,6 +99,17 @@ impl Request {
         })
     }
 
+    /// Returns the request with the version of the tool at `program`, where that decides options.
+    #[must_use]
+    pub fn for_program(&self, program: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> Request {
+        let mut request = self.clone();
+        let matters = matches!(self.tool, Tool::Rocprofv3 | Tool::RocprofCompute);
+        if matters && self.version.is_none() {
+            request.version = tools::version_of(self.tool, program, cancelled);
+        }
+        request
+    }
+
     /// Runs the tool at `program` and reads its results. `cancelled` is polled many times per second.
     ///
     /// # Errors
@@ -107,10 +121,11 @@ impl Request {
         cancelled: &(dyn Fn() -> bool + Sync),
     ) -> Result<ToolReport, ExternalError> {
         self.check()?;
+        let request = self.for_program(program, cancelled);
         let dir = &self.dir;
         fs::create_dir_all(dir).map_err(|error| ExternalError::io("make", dir, error))?;
         let mut runs = Runs {
-            request: self,
+            request: &request,
             program,
             cancelled,
             log: self.file("-output.txt"),
@@ -184,10 +199,19 @@ impl Request {
         Ok(names)
     }
 
+    /// Returns the format for rocprofv3: the database that ROCm 7 (rocprofiler-sdk 1.0) introduced, or CSV.
+    fn format(&self) -> OutputFormat {
+        match self.version {
+            Some(version) if version >= (1, 0) => OutputFormat::Rocpd,
+            _ => OutputFormat::Csv,
+        }
+    }
+
     fn rocprof(&self) -> Result<RocprofSession, ExternalError> {
         let mut config = ProfilingConfig::new(&self.dir)
             .with_name(NAME)
-            .with_hip_trace(true);
+            .with_hip_trace(true)
+            .with_formats([self.format()]);
         if let Some(timeout) = self.timeout {
             config = config.with_timeout(timeout);
         }
@@ -208,6 +232,7 @@ impl Request {
 
     fn rocprof_compute(&self) -> RocprofCompute {
         RocprofCompute::new(NAME, self.dir.join("rocprof-compute"))
+            .with_target(Target::of_version(self.version))
     }
 }
 
@@ -417,5 +442,66 @@ impl Runs<'_> {
                 },
             }),
         }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::super::tools::tests::script;
+    use super::*;
+
+    fn request(tool: Tool) -> Request {
+        Request {
+            tool,
+            version: None,
+            dir: PathBuf::from("out"),
+            app: "app".into(),
+            args: Vec::new(),
+            categories: Vec::new(),
+            counters: Vec::new(),
+            family: None,
+            timeout: None,
+        }
+    }
+
+    fn printed(request: &Request) -> Vec<String> {
+        let commands = request.commands().unwrap();
+        commands.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn versions_decide_options() {
+        for (version, format) in [
+            (None, "csv"),
+            (Some((0, 6)), "csv"),
+            (Some((1, 0)), "rocpd"),
+        ] {
+            let request = Request {
+                version,
+                ..request(Tool::Rocprofv3)
+            };
+            assert_eq!(
+                printed(&request),
+                [format!(
+                    "rocprofv3 --kernel-trace --hip-trace --output-format {format} -d out -o \
+                     rocmforge -- app"
+                )]
+            );
+        }
+        let older = Request {
+            version: Some((3, 4)),
+            ..request(Tool::RocprofCompute)
+        };
+        assert!(printed(&older)[0].contains("profile -n rocmforge -p out/rocprof-compute"));
+        let newer = request(Tool::RocprofCompute);
+        assert!(printed(&newer)[0].contains("profile --output-directory out/rocprof-compute"));
+        let dir = tempfile::tempdir().unwrap();
+        let program = script(
+            dir.path(),
+            "rocprofv3",
+            "echo '   version: 1.1.0'; echo 'git_revision: 5.6'",
+        );
+        let asked = request(Tool::Rocprofv3).for_program(&program, &|| false);
+        assert_eq!(asked.version, Some((1, 1)));
     }
 }

@@ -1,8 +1,10 @@
 //! rocprof-compute (formerly omniperf): all counters of a kernel from many runs, next to the hardware's limits.
 //!
-//! It supports Instinct GPUs. `profile` writes `pmc_perf.csv` with a row per dispatch; `analyze` prints readable tables
-//! of it.
+//! It supports Instinct GPUs and, since version 3.6, some of RDNA. `analyze` prints readable tables. The counters are in
+//! `pmc_perf.csv`, which `profile` writes before version 3.6 and `analyze` since: with a row per dispatch, or, since the
+//! data come from rocpd databases, a row per counter of a dispatch and run.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
@@ -14,11 +16,34 @@ use super::table::Times;
 
 const TOOL: &str = "rocprof-compute";
 
+/// Most dispatches of a workload.
+const MAX_DISPATCHES: usize = 10_000_000;
+
+/// How a version of the tool is told where to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// `--output-directory`, from version 3.5 (ROCm 7.12).
+    Directory,
+    /// `-n` and `-p`, which version 3.7 (ROCm 7.14) removed.
+    Path,
+}
+
+impl Target {
+    /// Returns the way for a version: major and minor number.
+    pub fn of_version(version: Option<(u32, u32)>) -> Target {
+        match version {
+            Some(version) if version < (3, 5) => Target::Path,
+            _ => Target::Directory,
+        }
+    }
+}
+
 /// Builds the commands of a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RocprofCompute {
     name: String,
     path: PathBuf,
+    target: Target,
     kernels: Vec<String>,
     blocks: Vec<String>,
     roofline: Roofline,
@@ -38,6 +63,7 @@ impl RocprofCompute {
         RocprofCompute {
             name: name.into(),
             path: path.into(),
+            target: Target::Directory,
             kernels: Vec::new(),
             blocks: Vec::new(),
             roofline: Roofline::Without,
@@ -50,7 +76,13 @@ impl RocprofCompute {
         self
     }
 
-    /// Restricts it to these hardware blocks, such as `SQ` and `TCC`.
+    pub fn with_target(mut self, target: Target) -> Self {
+        self.target = target;
+        self
+    }
+
+    /// Restricts it to these blocks of the report, such as `10` and `7.1`, or since version 3.4 their names, such as
+    /// `lds`.
     pub fn with_blocks<S: Into<String>>(mut self, blocks: impl IntoIterator<Item = S>) -> Self {
         self.blocks.extend(blocks.into_iter().map(Into::into));
         self
@@ -68,9 +100,12 @@ impl RocprofCompute {
         args: impl IntoIterator<Item = S>,
     ) -> CommandLine {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
-        let mut command = CommandLine::new(TOOL)
-            .args(["profile", "-n", &self.name, "-p"])
-            .arg(&self.path);
+        let command = CommandLine::new(TOOL).arg("profile");
+        let mut command = match self.target {
+            Target::Directory => command.arg("--output-directory"),
+            Target::Path => command.args(["-n", &self.name, "-p"]),
+        }
+        .arg(&self.path);
         for (flag, values) in [("-k", &self.kernels), ("-b", &self.blocks)] {
             if !values.is_empty() {
                 command = command.arg(flag).args(values.iter().cloned());
@@ -104,7 +139,16 @@ pub(super) fn read_times(
 ) -> Result<(), ExternalError> {
     let is_header = |fields: &[String]| fields.iter().any(|field| field == "Kernel_Name");
     let mut table = Table::open(reader, TOOL, what, is_header)?;
+    let is_long = table.header().iter().any(|column| column == "Counter_Name");
+    let mut seen = HashSet::new();
     while let Some(row) = table.next_row()? {
+        // The runs number the same dispatches alike; the times of the first count.
+        if is_long {
+            let dispatch = row.number("Dispatch_ID")? as u64;
+            if seen.len() >= MAX_DISPATCHES || !seen.insert(dispatch) {
+                continue;
+            }
+        }
         let ns = row.between("Start_Timestamp", "End_Timestamp")?;
         times.add(row.text("Kernel_Name")?, ns);
     }
@@ -120,19 +164,29 @@ mod tests {
         let workload = RocprofCompute::new("decode", "out/decode");
         assert_eq!(
             workload.profile("rocmforge", ["bench"]).to_string(),
+            "rocprof-compute profile --output-directory out/decode --no-roof -- rocmforge bench"
+        );
+        let older = workload
+            .clone()
+            .with_target(Target::of_version(Some((3, 4))));
+        assert_eq!(
+            older.profile("rocmforge", ["bench"]).to_string(),
             "rocprof-compute profile -n decode -p out/decode --no-roof -- rocmforge bench"
         );
+        for version in [None, Some((3, 5)), Some((4, 0))] {
+            assert_eq!(Target::of_version(version), Target::Directory);
+        }
         assert_eq!(
             workload.analyze().to_string(),
             "rocprof-compute analyze -p out/decode"
         );
         let chosen = workload
             .with_kernels(["matvec"])
-            .with_blocks(["SQ", "TCC"])
+            .with_blocks(["10", "lds"])
             .with_roofline(Roofline::With);
         assert_eq!(
             chosen.profile("rocmforge", ["bench"]).to_string(),
-            "rocprof-compute profile -n decode -p out/decode -k matvec -b SQ TCC -- rocmforge bench"
+            "rocprof-compute profile --output-directory out/decode -k matvec -b 10 lds -- rocmforge bench"
         );
         let roof = chosen
             .with_roofline(Roofline::Only)
@@ -150,5 +204,13 @@ mod tests {
         read_times(text.as_bytes(), "pmc_perf.csv", &mut times).unwrap();
         let rows = times.rows();
         assert_eq!((rows[0].calls, rows[0].mean_us), (2, 18.08));
+        // A row per counter, in two runs.
+        let text = "Dispatch_ID,Kernel_Name,Start_Timestamp,End_Timestamp,Counter_Name,Counter_Value\n\
+                    0,matvec,1000,21000,SQ_WAVES,1\n0,matvec,1000,21000,SQ_BUSY_CYCLES,1\n\
+                    1,matvec,31000,51000,SQ_WAVES,1\n0,matvec,5000,75000,TCC_HIT,1\n";
+        let mut times = Times::default();
+        read_times(text.as_bytes(), "pmc_perf.csv", &mut times).unwrap();
+        let rows = times.rows();
+        assert_eq!((rows[0].calls, rows[0].mean_us), (2, 20.0));
     }
 }

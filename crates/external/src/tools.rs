@@ -50,7 +50,9 @@ impl Tool {
     pub fn purpose(self) -> &'static str {
         match self {
             Tool::Rocprofv3 => "AMD: times of kernels and calls, hardware counters",
-            Tool::RocprofCompute => "AMD Instinct: kernel counters next to the hardware's limits",
+            Tool::RocprofCompute => {
+                "AMD Instinct and some Radeon: kernel counters next to the hardware's limits"
+            }
             Tool::AmdSmi => "AMD: GPU utilization, memory, power and temperature",
             Tool::Nsys => "NVIDIA: times of kernels and calls",
             Tool::Ncu => "NVIDIA: kernel counters",
@@ -141,25 +143,25 @@ pub const FORMER: [Former; 7] = [
         name: "rocprof",
         fate: "has reached its end of life",
         successor: Tool::Rocprofv3,
-        example: "rocprofv3 --kernel-trace --hip-trace --output-format csv -d DIR -- COMMAND",
+        example: "rocprofv3 --kernel-trace --hip-trace -d DIR -- COMMAND",
     },
     Former {
         name: "rocprofv2",
         fate: "has reached its end of life",
         successor: Tool::Rocprofv3,
-        example: "rocprofv3 --kernel-trace --hip-trace --output-format csv -d DIR -- COMMAND",
+        example: "rocprofv3 --kernel-trace --hip-trace -d DIR -- COMMAND",
     },
     Former {
         name: "omniperf",
         fate: "was renamed",
         successor: Tool::RocprofCompute,
-        example: "rocprof-compute profile -n NAME -p DIR -- COMMAND, then rocprof-compute analyze -p DIR",
+        example: "rocprof-compute profile --output-directory DIR -- COMMAND, then rocprof-compute analyze -p DIR",
     },
     Former {
         name: "rocperf",
         fate: "never was a tool of ROCm",
         successor: Tool::Rocprofv3,
-        example: "rocprofv3 --pmc SQ_WAVES GRBM_GUI_ACTIVE --output-format csv -d DIR -- COMMAND",
+        example: "rocprofv3 --pmc SQ_WAVES GRBM_GUI_ACTIVE -d DIR -- COMMAND",
     },
     Former {
         name: "rocm-smi",
@@ -215,10 +217,38 @@ pub fn available_in(path: &OsStr) -> Vec<Available> {
     tools.collect()
 }
 
-/// Returns the line of a version text that has a number.
+/// Asks the tool at `program` for its version: major and minor number. `None` if it does not say; rocprofv3 says so
+/// since ROCm 7.
+pub(super) fn version_of(
+    tool: Tool,
+    program: &Path,
+    cancelled: &(dyn Fn() -> bool + Sync),
+) -> Option<(u32, u32)> {
+    let limits = Limits {
+        cancelled,
+        ..Limits::timeout(VERSION_TIMEOUT)
+    };
+    numbers(&version_line(tool, program, &limits)?)
+}
+
+/// Returns the first two numbers of a line such as `version: 1.0.0`.
+fn numbers(line: &str) -> Option<(u32, u32)> {
+    let start = line.to_lowercase().find("version")?;
+    let text = line.get(start..)?;
+    let digits = text.find(|c: char| c.is_ascii_digit())?;
+    let mut parts = text[digits..].split(|c: char| !c.is_ascii_digit());
+    let mut next = || parts.next()?.parse().ok();
+    Some((next()?, next()?))
+}
+
 fn version(tool: Tool, program: &Path) -> Option<String> {
+    version_line(tool, program, &Limits::timeout(VERSION_TIMEOUT))
+}
+
+/// Returns the line of a version text that has a number.
+fn version_line(tool: Tool, program: &Path, limits: &Limits<'_>) -> Option<String> {
     let command = CommandLine::new(program).args(tool.version_args().iter().copied());
-    let said = process::run(&command, &Limits::timeout(VERSION_TIMEOUT)).ok()?;
+    let said = process::run(&command, limits).ok()?;
     let text = String::from_utf8_lossy(&said.stdout).into_owned();
     // Nsight Compute starts with its name and copyright; rocprofv3 ends with build details.
     let number = |line: &&str| {
@@ -286,7 +316,7 @@ pub(super) mod tests {
         for (old, new) in [
             ("rocprof", "rocprofv3 --kernel-trace"),
             ("rocprofv2", "rocprofv3 --kernel-trace"),
-            ("omniperf", "rocprof-compute profile -n"),
+            ("omniperf", "rocprof-compute profile --output-directory"),
             ("rocperf", "rocprofv3 --pmc"),
             ("rocm-smi", "amd-smi monitor"),
             ("nvprof", "nsys profile"),
@@ -304,6 +334,21 @@ pub(super) mod tests {
             error.contains("'gprof '") && error.contains("rocprof-compute"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn versions_have_two_numbers() {
+        for (line, expected) in [
+            ("version: 1.0.0", Some((1, 0))),
+            ("rocprofiler-compute version: 3.9.0 (release)", Some((3, 9))),
+            ("Version 2024.3.2.0 (build 34861637)", Some((2024, 3))),
+            ("version: 1", None),
+            ("version: 99999999999.1", None),
+            ("1.0", None),
+            ("", None),
+        ] {
+            assert_eq!(numbers(line), expected, "{line}");
+        }
     }
 
     #[test]

@@ -87,7 +87,7 @@ fn rocprofv3_runs_separately_for_times_and_counters() {
     tools.script(
         "rocprofv3",
         &format!(
-            "echo \"$*\" >> {log}\ncase \"$*\" in\n\
+            "[ \"$1\" = --version ] && exit 2\necho \"$*\" >> {log}\ncase \"$*\" in\n\
              *--pmc*) cp {counters} {out}/rocmforge_pmc1_counter_collection.csv;;\n\
              *) cp {trace} {out}/rocmforge_kernel_trace.csv;; esac",
             out = tools.out()
