@@ -24,6 +24,16 @@ pub fn run(args: &ExternalArgs) -> Result<()> {
     if args.list {
         return list(args);
     }
+    if let Some(path) = &args.read {
+        let tool: Tool = args
+            .tool
+            .as_deref()
+            .unwrap_or_default()
+            .parse()
+            .map_err(ended)?;
+        let report = Request::read(tool, path).map_err(ended)?;
+        return print(args, tool, &report);
+    }
     let request = request(args).map_err(ended)?;
     let path = env::var_os("PATH").unwrap_or_default();
     if args.dry_run {
@@ -162,6 +172,7 @@ fn show(out: &mut Out, tool: Tool, report: &ToolReport, n_rows: usize) -> Result
     };
     times(out, what, &report.kernels, n_rows)?;
     times(out, ("host call", "calls"), &report.calls, n_rows)?;
+    times(out, ("memory copy", "copies"), &report.copies, n_rows)?;
     counters(out, &report.counters, n_rows)?;
     if !report.unavailable.is_empty() {
         let names = escape_control(&report.unavailable.join(", ")).into_owned();

@@ -420,6 +420,8 @@ Examples:
     -- rocmforge generate -m model.gguf -p Hello
       Kernels, API calls and counters of an AMD GPU. The command runs once for times and once for each set of
       counters.
+  rocmforge profile-with rocprofv3 --read out
+      Print the results in a folder again, also those that rocprofv3 wrote by itself.
   rocmforge profile-with ncu --counters memory --dry-run -- rocmforge bench \\
     -m model.gguf
       Show the commands without running them.

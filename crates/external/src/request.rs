@@ -11,10 +11,10 @@ use super::counters::{CounterCategory, GpuFamily};
 use super::error::ExternalError;
 use super::nsys::{self, StatsFormat, StatsReport};
 use super::process::{self, Captured, Limits};
-use super::rocprof::{OutputFormat, ProfilingConfig, RocprofSession};
+use super::rocprof::{self, OutputFormat, ProfilingConfig, RocprofSession};
 use super::rocprof_compute::{self, RocprofCompute, Target};
 use super::sampler::{self, Sampler, Source};
-use super::table::{Counters, Times, ToolReport};
+use super::table::{Counters, TimeRow, Times, ToolReport};
 use super::tools::{self, Tool};
 use super::{amd_smi, diagnosis, files, ncu, perf};
 
@@ -108,6 +108,32 @@ impl Request {
             request.version = tools::version_of(self.tool, program, cancelled);
         }
         request
+    }
+
+    /// Reads the results of an earlier run of the tool: the files below a folder, or a file.
+    ///
+    /// # Errors
+    /// If the tool is not one whose files are found by their names, or there are no results.
+    pub fn read(tool: Tool, path: &Path) -> Result<ToolReport, ExternalError> {
+        match tool {
+            Tool::Rocprofv3 => rocprof::read_results(path),
+            Tool::RocprofCompute => {
+                let kernels = rocprof_compute_times(path)?;
+                not_empty(
+                    tool,
+                    path,
+                    ToolReport {
+                        kernels,
+                        files: files::below(path)?,
+                        ..ToolReport::default()
+                    },
+                )
+            }
+            _ => Err(ExternalError::BadRequest(format!(
+                "results of {} are not read later; rocprofv3's and rocprof-compute's are",
+                tool.name()
+            ))),
+        }
     }
 
     /// Runs the tool at `program` and reads its results. `cancelled` is polled many times per second.
@@ -396,19 +422,13 @@ impl Runs<'_> {
         for command in self.request.commands()? {
             self.run(&command)?;
         }
-        let mut times = Times::default();
-        for file in files::below(workload.path())? {
-            if file.ends_with("pmc_perf.csv") {
-                let what = file.display().to_string();
-                rocprof_compute::read_times(files::open(&file)?, &what, &mut times)?;
-            }
-        }
+        let kernels = rocprof_compute_times(workload.path())?;
         self.notes.push(format!(
             "the tables of `rocprof-compute analyze` are in {}",
             self.log.display()
         ));
         self.not_empty(ToolReport {
-            kernels: times.rows(),
+            kernels,
             ..ToolReport::default()
         })
     }
@@ -428,25 +448,42 @@ impl Runs<'_> {
     }
 
     fn not_empty(&self, report: ToolReport) -> Result<ToolReport, ExternalError> {
-        let empty = report.kernels.is_empty() && report.counters.is_empty();
-        match empty {
-            false => Ok(report),
-            true => Err(ExternalError::NoResults {
-                dir: self.request.dir.clone(),
-                expected: match self.request.tool {
-                    Tool::Perf => "perf took no sample; the program ended at once".to_string(),
-                    tool => format!(
-                        "{} saw no kernel; did the program use the GPU?",
-                        tool.name()
-                    ),
-                },
-            }),
+        not_empty(self.request.tool, &self.request.dir, report)
+    }
+}
+
+fn not_empty(tool: Tool, dir: &Path, report: ToolReport) -> Result<ToolReport, ExternalError> {
+    let empty = report.kernels.is_empty() && report.counters.is_empty();
+    match empty {
+        false => Ok(report),
+        true => Err(ExternalError::NoResults {
+            dir: dir.to_path_buf(),
+            expected: match tool {
+                Tool::Perf => "perf took no sample; the program ended at once".to_string(),
+                tool => format!(
+                    "{} saw no kernel; did the program use the GPU?",
+                    tool.name()
+                ),
+            },
+        }),
+    }
+}
+
+/// Reads the times of kernels below the folder of a workload of rocprof-compute.
+fn rocprof_compute_times(dir: &Path) -> Result<Vec<TimeRow>, ExternalError> {
+    let mut times = Times::default();
+    for file in files::below(dir)? {
+        if file.ends_with("pmc_perf.csv") {
+            let what = file.display().to_string();
+            rocprof_compute::read_times(files::open(&file)?, &what, &mut times)?;
         }
     }
+    Ok(times.rows())
 }
 
 #[cfg(all(test, unix))]
 mod tests {
+    use super::super::rocprof::fixtures::TRACE;
     use super::super::tools::tests::script;
     use super::*;
 
@@ -503,5 +540,23 @@ mod tests {
         );
         let asked = request(Tool::Rocprofv3).for_program(&program, &|| false);
         assert_eq!(asked.version, Some((1, 1)));
+    }
+
+    #[test]
+    fn reads_results_of_earlier_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("host")).unwrap();
+        fs::write(dir.path().join("host/1_kernel_trace.csv"), TRACE).unwrap();
+        let found = Request::read(Tool::Rocprofv3, dir.path()).unwrap();
+        assert_eq!((found.kernels.len(), found.files.len()), (2, 1));
+        let none = Request::read(Tool::RocprofCompute, dir.path()).unwrap_err();
+        assert!(none.to_string().contains("saw no kernel"), "{none}");
+        let error = Request::read(Tool::Ncu, dir.path())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("results of ncu are not read later"),
+            "{error}"
+        );
     }
 }

@@ -28,9 +28,16 @@ pub struct ExternalArgs {
         short,
         long,
         value_name = "DIR",
-        required_unless_present_any = ["list", "dry_run"]
+        required_unless_present_any = ["list", "dry_run", "read"]
     )]
     pub output: Option<PathBuf>,
+    /// Read the results of an earlier run of rocprofv3 or rocprof-compute: a folder or a file
+    #[arg(
+        long,
+        value_name = "PATH",
+        conflicts_with_all = ["list", "output", "dry_run", "command", "counters", "pmc"]
+    )]
+    pub read: Option<PathBuf>,
     /// Print the commands without running them
     #[arg(long)]
     pub dry_run: bool,

@@ -153,6 +153,31 @@ fn rocprofv3_runs_separately_for_times_and_counters() {
 }
 
 #[test]
+fn reads_results_of_earlier_runs() {
+    let tools = Tools::new();
+    let results = tools.path("results");
+    fs::create_dir_all(results.join("host")).unwrap();
+    fs::write(results.join("host/7_kernel_trace.csv"), TRACE).unwrap();
+    let results = results.display().to_string();
+    let found = tools.run(&["rocprofv3", "--read", &results]).ok();
+    assert!(
+        found.text().contains("rms_norm_team_f32"),
+        "{}",
+        found.text()
+    );
+    let trace = tools.file("7_results.pftrace", "");
+    tools
+        .run(&["rocprofv3", "--read", &trace])
+        .fails(1, "7_results.pftrace is a trace for another viewer");
+    tools
+        .run(&["perf", "--read", &results])
+        .fails(2, "results of perf are not read later");
+    tools
+        .run(&["rocprofv3", "--read", &results, "--", "app"])
+        .fails(2, "--read");
+}
+
+#[test]
 fn reads_nsys_and_ncu() {
     let tools = Tools::new();
     let kernels = tools.file(
