@@ -8,7 +8,7 @@ use anyhow::Result;
 use rocmforge_external::tools::FORMER;
 use rocmforge_external::{
     CounterCategory, CounterRow, ExternalError, GpuFamily, Request, TimeRow, Tool, ToolReport,
-    available_tools,
+    Trace, available_tools,
 };
 use rocmforge_gguf::escape_control;
 use rocmforge_runtime::gpu;
@@ -84,6 +84,8 @@ fn request(args: &ExternalArgs) -> Result<Request, ExternalError> {
     let tool: Tool = args.tool.as_deref().unwrap_or_default().parse()?;
     let categories = args.counters.iter().map(|name| name.parse());
     let categories = categories.collect::<Result<Vec<CounterCategory>, ExternalError>>()?;
+    let traces = args.trace.iter().map(|name| name.parse());
+    let traces = traces.collect::<Result<Vec<Trace>, ExternalError>>()?;
     let Some((app, rest)) = args.command.split_first() else {
         return Err(ExternalError::BadRequest(
             "no command to profile; add one after --, as in -- rocmforge bench".to_string(),
@@ -107,6 +109,8 @@ fn request(args: &ExternalArgs) -> Result<Request, ExternalError> {
         args: rest.to_vec(),
         categories,
         counters: args.pmc.clone(),
+        traces,
+        gpu: args.gpu.clone(),
         family,
         timeout: Some(args.timeout),
     })

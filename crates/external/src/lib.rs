@@ -46,7 +46,7 @@ pub use any::read_any;
 pub use command::CommandLine;
 pub use counters::{CounterCategory, GpuFamily};
 pub use error::ExternalError;
-pub use request::Request;
+pub use request::{Request, Trace};
 pub use rocprof::{ProfilingConfig, RocprofSession};
 pub use table::{CounterRow, TimeRow, ToolReport};
 pub use tools::{Tool, available_tools};

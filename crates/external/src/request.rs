@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::command::CommandLine;
@@ -27,6 +28,44 @@ const MAX_LAUNCHES: u32 = 500;
 /// Most functions read from perf; later ones took no time.
 const MAX_FUNCTIONS: usize = 1000;
 
+/// What rocprofv3 traces beside kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trace {
+    /// HIP calls.
+    Hip,
+    /// Calls of HSA, which HIP is built on.
+    Hsa,
+    /// Memory copies.
+    Copies,
+}
+
+impl Trace {
+    pub const ALL: [Trace; 3] = [Trace::Hip, Trace::Hsa, Trace::Copies];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Trace::Hip => "hip",
+            Trace::Hsa => "hsa",
+            Trace::Copies => "copies",
+        }
+    }
+}
+
+impl FromStr for Trace {
+    type Err = ExternalError;
+
+    fn from_str(name: &str) -> Result<Trace, ExternalError> {
+        let found = Trace::ALL.into_iter().find(|trace| trace.name() == name);
+        found.ok_or_else(|| {
+            ExternalError::BadRequest(format!(
+                "unknown trace '{}'; known: {}",
+                process::printable(name, 40),
+                Trace::ALL.map(Trace::name).join(", ")
+            ))
+        })
+    }
+}
+
 /// What to measure about which program.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -41,6 +80,10 @@ pub struct Request {
     pub categories: Vec<CounterCategory>,
     /// Hardware counter names in addition to those of `categories`.
     pub counters: Vec<String>,
+    /// What rocprofv3 traces beside kernels; none stands for HIP calls.
+    pub traces: Vec<Trace>,
+    /// The GPU that amd-smi or nvidia-smi observes: its number there, PCI address or UUID; the first if `None`.
+    pub gpu: Option<String>,
     /// Family of the AMD GPU, which decides counter names.
     pub family: Option<GpuFamily>,
     /// Time limit of each command.
@@ -65,9 +108,10 @@ impl Request {
                     workload.analyze(),
                 ]
             }
-            Tool::AmdSmi => vec![amd_smi::metric(None), self.application()],
+            Tool::AmdSmi => vec![amd_smi::metric(self.gpu.as_deref()), self.application()],
             Tool::NvidiaSmi => {
-                let gauge = sampler::nvidia_smi(Path::new("nvidia-smi"), "0", sampler::EVERY);
+                let gpu = self.gpu.as_deref().unwrap_or("0");
+                let gauge = sampler::nvidia_smi(Path::new("nvidia-smi"), gpu, sampler::EVERY);
                 vec![gauge, self.application()]
             }
             Tool::Nsys => vec![
@@ -183,6 +227,28 @@ impl Request {
                 self.tool.name()
             )));
         }
+        if !self.traces.is_empty() && self.tool != Tool::Rocprofv3 {
+            return Err(ExternalError::BadRequest(format!(
+                "{} has no choice of traces; rocprofv3 has",
+                self.tool.name()
+            )));
+        }
+        if let Some(gpu) = &self.gpu {
+            if !matches!(self.tool, Tool::AmdSmi | Tool::NvidiaSmi) {
+                return Err(ExternalError::BadRequest(format!(
+                    "{} observes the GPUs that the command uses; amd-smi and nvidia-smi take one",
+                    self.tool.name()
+                )));
+            }
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-:.".contains(c);
+            let wrong = gpu.is_empty() || gpu.starts_with('-') || gpu.len() > 64;
+            if wrong || !gpu.chars().all(plain) {
+                return Err(ExternalError::BadRequest(format!(
+                    "'{}' is no GPU; use its number, PCI address (0000:03:00.0) or UUID",
+                    process::printable(gpu, 40)
+                )));
+            }
+        }
         // Names become list items, and must not look like flags.
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/[]=".contains(c);
         let wrong = self
@@ -236,7 +302,9 @@ impl Request {
     fn rocprof(&self) -> Result<RocprofSession, ExternalError> {
         let mut config = ProfilingConfig::new(&self.dir)
             .with_name(NAME)
-            .with_hip_trace(true)
+            .with_hip_trace(self.traces.is_empty() || self.traces.contains(&Trace::Hip))
+            .with_hsa_trace(self.traces.contains(&Trace::Hsa))
+            .with_memory_copy_trace(self.traces.contains(&Trace::Copies))
             .with_formats([self.format()]);
         if let Some(timeout) = self.timeout {
             config = config.with_timeout(timeout);
@@ -434,7 +502,8 @@ impl Runs<'_> {
     }
 
     fn gauge(&mut self) -> Result<ToolReport, ExternalError> {
-        let (program, gpu) = (self.program.to_path_buf(), "0".to_string());
+        let gpu = self.request.gpu.clone().unwrap_or_else(|| "0".to_string());
+        let program = self.program.to_path_buf();
         let source = match self.request.tool {
             Tool::NvidiaSmi => Source::NvidiaSmi { program, gpu },
             _ => Source::AmdSmi { program, gpu },
@@ -496,6 +565,8 @@ mod tests {
             args: Vec::new(),
             categories: Vec::new(),
             counters: Vec::new(),
+            traces: Vec::new(),
+            gpu: None,
             family: None,
             timeout: None,
         }
@@ -515,12 +586,13 @@ mod tests {
         ] {
             let request = Request {
                 version,
+                traces: vec![Trace::Copies, Trace::Hsa],
                 ..request(Tool::Rocprofv3)
             };
             assert_eq!(
                 printed(&request),
                 [format!(
-                    "rocprofv3 --kernel-trace --hip-trace --output-format {format} -d out -o \
+                    "rocprofv3 --kernel-trace --hsa-trace --memory-copy-trace --output-format {format} -d out -o \
                      rocmforge -- app"
                 )]
             );
@@ -540,6 +612,38 @@ mod tests {
         );
         let asked = request(Tool::Rocprofv3).for_program(&program, &|| false);
         assert_eq!(asked.version, Some((1, 1)));
+    }
+
+    #[test]
+    fn gpus_have_a_number_or_an_address() {
+        let of = |tool, gpu: &str| Request {
+            gpu: Some(gpu.to_string()),
+            ..request(tool)
+        };
+        let amd = printed(&of(Tool::AmdSmi, "0000:03:00.0"));
+        assert!(
+            amd[0].starts_with("amd-smi metric -g 0000:03:00.0 --usage"),
+            "{amd:?}"
+        );
+        let nvidia = printed(&of(Tool::NvidiaSmi, "00000000:01:00.0"));
+        assert!(nvidia[0].contains("-i 00000000:01:00.0"), "{nvidia:?}");
+        for (tool, gpu, part) in [
+            (Tool::AmdSmi, "--json", "'--json' is no GPU"),
+            (Tool::AmdSmi, "", "'' is no GPU"),
+            (Tool::AmdSmi, "0 1", "'0 1' is no GPU"),
+            (Tool::Rocprofv3, "0", "rocprofv3 observes the GPUs"),
+        ] {
+            let error = of(tool, gpu).commands().unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        let traces = Request {
+            traces: vec![Trace::Hsa],
+            ..request(Tool::Nsys)
+        };
+        let error = traces.commands().unwrap_err().to_string();
+        assert!(error.contains("nsys has no choice of traces"), "{error}");
+        let error = "hsu".parse::<Trace>().unwrap_err().to_string();
+        assert!(error.contains("'hsu'; known: hip, hsa, copies"), "{error}");
     }
 
     #[test]

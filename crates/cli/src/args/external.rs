@@ -20,6 +20,12 @@ pub struct ExternalArgs {
     /// Counters by hardware name, collected in one run
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub pmc: Vec<String>,
+    /// What rocprofv3 traces beside kernels: hip, hsa, copies [default: hip]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub trace: Vec<String>,
+    /// GPU that amd-smi or nvidia-smi observes: its number, PCI address or UUID [default: 0]
+    #[arg(long, value_name = "GPU")]
+    pub gpu: Option<String>,
     /// AMD GPU architecture, which determines counter names, such as gfx1100 [default: the first GPU's]
     #[arg(long, value_name = "NAME")]
     pub arch: Option<String>,
@@ -35,7 +41,7 @@ pub struct ExternalArgs {
     #[arg(
         long,
         value_name = "PATH",
-        conflicts_with_all = ["list", "output", "dry_run", "command", "counters", "pmc"]
+        conflicts_with_all = ["list", "output", "dry_run", "command", "counters", "pmc", "trace", "gpu"]
     )]
     pub read: Option<PathBuf>,
     /// Print the commands without running them

@@ -373,6 +373,9 @@ fn reports_wrong_usage_and_missing_tools() {
         ),
         (&["perf", "--pmc", "a b"], "'a b' is not a counter name"),
         (&["nsys", "--counters", "cache"], "nsys takes no counters"),
+        (&["nsys", "--trace", "hsa"], "nsys has no choice of traces"),
+        (&["rocprofv3", "--trace", "hsu"], "unknown trace 'hsu'"),
+        (&["amd-smi", "--gpu", "a b"], "'a b' is no GPU"),
         (
             &["rocprofv3", "--counters", "cache", "--arch", "gfx803"],
             "--pmc",
