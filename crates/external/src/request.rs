@@ -12,7 +12,7 @@ use super::counters::{CounterCategory, GpuFamily};
 use super::error::ExternalError;
 use super::nsys::{self, StatsFormat, StatsReport};
 use super::process::{self, Captured, Limits};
-use super::rocprof::{self, OutputFormat, ProfilingConfig, RocprofSession};
+use super::rocprof::{self, OutputFormat, ProfilingConfig, RocprofSession, avail};
 use super::rocprof_compute::{self, RocprofCompute, Target};
 use super::sampler::{self, Sampler, Source};
 use super::table::{Counters, TimeRow, Times, ToolReport};
@@ -300,6 +300,10 @@ impl Request {
     }
 
     fn rocprof(&self) -> Result<RocprofSession, ExternalError> {
+        Ok(RocprofSession::with_config(self.rocprof_config()?))
+    }
+
+    fn rocprof_config(&self) -> Result<ProfilingConfig, ExternalError> {
         let mut config = ProfilingConfig::new(&self.dir)
             .with_name(NAME)
             .with_hip_trace(self.traces.is_empty() || self.traces.contains(&Trace::Hip))
@@ -319,9 +323,7 @@ impl Request {
             })?;
             config = config.with_category(*category, family);
         }
-        Ok(RocprofSession::with_config(
-            config.with_counters(self.counters.iter().cloned()),
-        ))
+        Ok(config.with_counters(self.counters.iter().cloned()))
     }
 
     fn rocprof_compute(&self) -> RocprofCompute {
@@ -383,13 +385,41 @@ impl Runs<'_> {
             .map_err(|error| ExternalError::io("write", &self.log, error))
     }
 
-    fn rocprof(&self) -> Result<ToolReport, ExternalError> {
-        let session = self.request.rocprof()?.with_program(self.program);
-        session.run(
+    fn rocprof(&mut self) -> Result<ToolReport, ExternalError> {
+        let mut config = self.request.rocprof_config()?;
+        let known = match self.request.counts() {
+            true => avail::counters(self.program, self.cancelled),
+            false => None,
+        };
+        let mut missing = Vec::new();
+        if let Some(known) = known {
+            let has = |counter: &str| known.contains(avail::base(counter));
+            let asked = &self.request.counters;
+            if let Some(counter) = asked.iter().find(|counter| !has(counter)) {
+                return Err(ExternalError::BadRequest(format!(
+                    "no GPU of this machine has the counter '{counter}'; `rocprofv3-avail list --pmc` prints those that \
+                     it has"
+                )));
+            }
+            missing = config
+                .counters()
+                .filter(|name| !has(name))
+                .map(str::to_string)
+                .collect();
+            config = config.retain_counters(has);
+        }
+        let session = RocprofSession::with_config(config).with_program(self.program);
+        let mut report = session.run(
             &self.request.app,
             self.request.args.iter().cloned(),
             self.cancelled,
-        )
+        )?;
+        if !missing.is_empty() {
+            self.notes
+                .push(format!("this GPU does not have {}", missing.join(", ")));
+            report.unavailable.extend(missing);
+        }
+        Ok(report)
     }
 
     fn nsys(&mut self) -> Result<ToolReport, ExternalError> {
@@ -552,7 +582,7 @@ fn rocprof_compute_times(dir: &Path) -> Result<Vec<TimeRow>, ExternalError> {
 
 #[cfg(all(test, unix))]
 mod tests {
-    use super::super::rocprof::fixtures::TRACE;
+    use super::super::rocprof::fixtures::{COUNTERS, TRACE};
     use super::super::tools::tests::script;
     use super::*;
 
@@ -644,6 +674,44 @@ mod tests {
         assert!(error.contains("nsys has no choice of traces"), "{error}");
         let error = "hsu".parse::<Trace>().unwrap_err().to_string();
         assert!(error.contains("'hsu'; known: hip, hsa, copies"), "{error}");
+    }
+
+    #[test]
+    fn counters_are_looked_up_before_a_run() {
+        let (tools, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for (name, text) in [("trace.csv", TRACE), ("counters.csv", COUNTERS)] {
+            fs::write(tools.path().join(name), text).unwrap();
+        }
+        let program = script(
+            tools.path(),
+            "rocprofv3",
+            &format!(
+                "case \"$*\" in --version) exit 2;;\n\
+                 *WRITE_SIZE*) exit 9;;\n\
+                 *--pmc*) cp {tools}/counters.csv {out}/a_counter_collection.csv;;\n\
+                 *) cp {tools}/trace.csv {out}/a_kernel_trace.csv;; esac",
+                tools = tools.path().display(),
+                out = out.path().display()
+            ),
+        );
+        script(
+            tools.path(),
+            "rocprofv3-avail",
+            "printf 'GPU : 0\\nName : gfx1100\\nPMC :\\n\\nFETCH_SIZE SQ_WAVES\\n'",
+        );
+        let mut request = Request {
+            dir: out.path().to_path_buf(),
+            categories: vec![CounterCategory::Memory],
+            counters: vec!["SQ_WAVES".to_string()],
+            family: Some(GpuFamily::Gfx11),
+            ..request(Tool::Rocprofv3)
+        };
+        let found = request.run(&program, &|| false).unwrap();
+        assert!(found.unavailable.contains(&"WRITE_SIZE".to_string()));
+        assert_eq!(found.notes[0], "this GPU does not have WRITE_SIZE");
+        request.counters.push("SQ_WAVE".to_string());
+        let error = request.run(&program, &|| false).unwrap_err().to_string();
+        assert!(error.contains("has the counter 'SQ_WAVE'"), "{error}");
     }
 
     #[test]

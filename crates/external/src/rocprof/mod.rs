@@ -3,6 +3,7 @@
 //! Counting serializes kernels, so times are measured in a separate run and each set of counters in another. The files
 //! of a run are named `NAME_results.db`, `NAME_kernel_trace.csv` and so on; see [`rocpd`], [`csv`] and [`json`].
 
+pub(crate) mod avail;
 mod csv;
 #[cfg(test)]
 pub(super) mod fixtures;
@@ -112,6 +113,20 @@ impl ProfilingConfig {
         runs.fold(self, |config, names| {
             config.with_counters(names.iter().copied())
         })
+    }
+
+    /// Returns the counters of all runs.
+    pub(crate) fn counters(&self) -> impl Iterator<Item = &str> {
+        self.counters.iter().flatten().map(String::as_str)
+    }
+
+    /// Drops the counters for which `keep` is false, and runs that have none left.
+    pub(crate) fn retain_counters(mut self, keep: impl Fn(&str) -> bool) -> ProfilingConfig {
+        for run in &mut self.counters {
+            run.retain(|counter| keep(counter));
+        }
+        self.counters.retain(|run| !run.is_empty());
+        self
     }
 
     /// Restricts counting to kernels whose names match a regular expression.
@@ -507,4 +522,5 @@ pub(super) fn read_any(bytes: &[u8]) {
     let _ = json::read(bytes, "any", &mut found);
     let _ = rocpd::read_bytes(bytes, "any", &mut found);
     let _ = found.report();
+    let _ = avail::parse(&String::from_utf8_lossy(bytes));
 }
