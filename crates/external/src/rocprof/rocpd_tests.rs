@@ -233,6 +233,25 @@ fn refuses_damaged_and_foreign_files() {
     );
 }
 
+/// The fuzzers' seed, in the fewest columns.
+#[test]
+fn reads_the_seed() {
+    let mut found = Found::default();
+    let seed = include_bytes!(sample!("rocprof-rocpd"));
+    rocpd::read_bytes(seed, "seed", &mut found).unwrap();
+    let report = found.report();
+    assert_eq!((report.kernels.len(), report.calls.len()), (1, 1));
+    assert_eq!(report.counters[0].total, Some(2048.0));
+    // Changed in two ways; the result does not matter.
+    for at in (0..seed.len()).step_by(5) {
+        for change in [0x01, 0xff] {
+            let mut bytes = seed.to_vec();
+            bytes[at] ^= change;
+            let _ = rocpd::read_bytes(&bytes, "changed", &mut Found::default());
+        }
+    }
+}
+
 /// An inner page whose thousands of entries all lead to the same page of rows. SQLite reads these rows again and again.
 #[test]
 fn files_that_repeat_their_pages_end() {
