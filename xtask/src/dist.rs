@@ -15,16 +15,28 @@ use crate::{isa_report, root};
 /// The largest program to offer.
 const MAX_BYTES: u64 = 150_000_000;
 
-/// Files of the repository that come along.
+/// The newest C library that the program may need: that of Ubuntu 22.04.
+const GLIBC: (u32, u32) = (2, 35);
+
+/// Files of the repository that come along, under the same names, so that their links lead somewhere.
 const DOCUMENTS: &[&str] = &[
     "README.md",
+    "ARCHITECTURE.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "STYLE.md",
     "LICENSE-APACHE",
     "LICENSE-MIT",
     "docs/AMD.md",
     "docs/MODELS.md",
+    "docs/PERFORMANCE.md",
+    "docs/PROFILING_GUIDE.md",
     "docs/SERVING.md",
     "docs/cli.md",
+    "docs/grafana.json",
+    "packaging/Containerfile",
+    "packaging/Containerfile.rocm",
     "packaging/rocmforge.service",
     "packaging/serve.toml",
 ];
@@ -134,13 +146,17 @@ fn stage(folder: &Path, built: &Path) -> Result<()> {
     let program = folder.join("rocmforge");
     done(Command::new("strip").arg("-o").arg(&program).arg(built))?;
     let n_bytes = fs::metadata(&program)?.len();
-    println!(
-        "rocmforge: {n_bytes} bytes, for glibc {} or newer",
-        glibc(&program)?
-    );
+    let (major, minor) = glibc(&program)?;
+    println!("rocmforge: {n_bytes} bytes, for glibc {major}.{minor} or newer");
     ensure!(
         n_bytes <= MAX_BYTES,
         "more than {MAX_BYTES} bytes are too many for a download"
+    );
+    ensure!(
+        (major, minor) <= GLIBC,
+        "glibc {}.{} must do; build on an older system",
+        GLIBC.0,
+        GLIBC.1
     );
 
     done(Command::new(&program).args([
@@ -153,15 +169,26 @@ fn stage(folder: &Path, built: &Path) -> Result<()> {
         write(&completions.join(file), script)?;
     }
     for document in DOCUMENTS {
-        let from = root().join(document);
-        let name = from.file_name().context("a document has a name")?;
-        fs::copy(&from, folder.join(name)).with_context(|| format!("copying {document}"))?;
+        copy(&root().join(document), &folder.join(document))?;
     }
+    // Of Rust's standard library.
+    let rust = output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let rust = PathBuf::from(String::from_utf8(rust)?.trim());
+    copy(
+        &rust.join("share/doc/rust/COPYRIGHT-library.html"),
+        &folder.join("LICENSES-OF-RUST.html"),
+    )
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let folder = to.parent().context("a file lies in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    fs::copy(from, to).with_context(|| format!("copying {}", from.display()))?;
     Ok(())
 }
 
-/// The version of the C library that a program needs.
-fn glibc(program: &Path) -> Result<String> {
+/// The version of the C library that a program needs: major and minor number.
+fn glibc(program: &Path) -> Result<(u32, u32)> {
     let symbols = output(Command::new("objdump").arg("-T").arg(program))?;
     let symbols = String::from_utf8_lossy(&symbols);
     let versions = symbols.split("(GLIBC_").skip(1);
@@ -170,8 +197,7 @@ fn glibc(program: &Path) -> Result<String> {
         Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
     };
     let newest = versions.filter_map(numbers).max();
-    let (major, minor) = newest.context("objdump lists no symbols of glibc")?;
-    Ok(format!("{major}.{minor}"))
+    newest.context("objdump lists no symbols of glibc")
 }
 
 /// Runs a command to its end.

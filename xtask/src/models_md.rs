@@ -138,8 +138,8 @@ fn released(text: &mut String) -> Result<()> {
     writeln!(
         text,
         "\n## Released models\n\n**{n_run} of {n_all} run.** These are the models that AMD's Lemonade offered through llama.cpp in \
-         August 2026. A model runs if\nits architecture and the formats of its file do. Text only: what a model sees, hears \
-         or drafts for speed needs parts\nthat are left out.\n"
+         August 2026. A model runs if\nits architecture and the formats of its file do. Text only: what a model sees or \
+         hears, and drafts of some models, need parts\nthat are left out.\n"
     )?;
     text.push_str("| Model | Architecture | File | Runs | Left out |\n|---|---|---|---|---|\n");
     for (model, lacks) in all {

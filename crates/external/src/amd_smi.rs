@@ -78,10 +78,13 @@ pub fn parse_metric(json: &[u8]) -> Result<Vec<GpuMetric>, ExternalError> {
 /// Reads the JSON in `bytes`. Lines before it are warnings, as of a driver that is older than the tool.
 fn first_value(bytes: &[u8]) -> Result<Value, serde_json::Error> {
     let mut first_error = None;
-    // A warning may begin with a bracket, too.
-    let starts = starts_of_lines(bytes).filter(|start| {
-        let text = bytes[*start..].trim_ascii_start();
-        text.starts_with(b"{") || text.starts_with(b"[")
+    let mut next = 0;
+    let starts = bytes.split(|byte| *byte == b'\n').filter_map(|line| {
+        let start = next;
+        next += line.len() + 1;
+        // A warning may begin with a bracket, too.
+        let text = line.trim_ascii_start();
+        (text.starts_with(b"{") || text.starts_with(b"[")).then_some(start)
     });
     for start in starts.take(MAX_STARTS) {
         let mut values = serde_json::Deserializer::from_slice(&bytes[start..]).into_iter();
@@ -99,11 +102,6 @@ fn first_value(bytes: &[u8]) -> Result<Value, serde_json::Error> {
 
 /// Most lines at which JSON may seem to begin.
 const MAX_STARTS: usize = 16;
-
-fn starts_of_lines(bytes: &[u8]) -> impl Iterator<Item = usize> {
-    let ends = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
-    std::iter::once(0).chain(ends.map(|(at, _)| at + 1))
-}
 
 fn gpu_metric(gpu: &Value) -> Option<GpuMetric> {
     let at = |path: &str| number(gpu.pointer(path)?);

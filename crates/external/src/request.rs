@@ -568,11 +568,15 @@ fn not_empty(tool: Tool, dir: &Path, report: ToolReport) -> Result<ToolReport, E
     }
 }
 
-/// Reads the times of kernels below the folder of a workload of rocprof-compute.
-fn rocprof_compute_times(dir: &Path) -> Result<Vec<TimeRow>, ExternalError> {
+/// Reads the times of kernels in a file, or below the folder of a workload of rocprof-compute.
+fn rocprof_compute_times(path: &Path) -> Result<Vec<TimeRow>, ExternalError> {
     let mut times = Times::default();
-    for file in files::below(dir)? {
-        if file.ends_with("pmc_perf.csv") {
+    let files = match path.is_file() {
+        true => vec![path.to_path_buf()],
+        false => files::below(path)?,
+    };
+    for file in files {
+        if file == path || file.ends_with("pmc_perf.csv") {
             let what = file.display().to_string();
             rocprof_compute::read_times(files::open(&file)?, &what, &mut times)?;
         }

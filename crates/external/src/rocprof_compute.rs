@@ -145,8 +145,13 @@ pub(super) fn read_times(
         // The runs number the same dispatches alike; the times of the first count.
         if is_long {
             let dispatch = row.number("Dispatch_ID")? as u64;
-            if seen.len() >= MAX_DISPATCHES || !seen.insert(dispatch) {
+            if !seen.insert(dispatch) {
                 continue;
+            }
+            if seen.len() > MAX_DISPATCHES {
+                let reason =
+                    format!("it has more than {MAX_DISPATCHES} dispatches; profile a shorter run");
+                return Err(ExternalError::malformed(TOOL, what, reason));
             }
         }
         let ns = row.between("Start_Timestamp", "End_Timestamp")?;

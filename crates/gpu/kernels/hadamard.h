@@ -2,7 +2,7 @@
 // far larger than the others does not coarsen the steps of its whole block. Queries are multiplied by the matrix of the
 // keys, outputs by that of the values: it is symmetric, normalized and its own inverse.
 //
-// Bits are those of crates/cpu/src/hadamard.rs: steps of 1, 2, 4, ... values in this order, then one factor.
+// Bits of stored heads are those of crates/cpu/src/hadamard.rs: steps of 1, 2, 4, ... values in this order, then one factor.
 #pragma once
 #include "team.h"
 

@@ -251,12 +251,41 @@ fn own_drafters_compute_what_they_are_defined_as() {
     }
 }
 
-/// Returns a model whose only layer is the drafter's, and whose embeddings are what this layer takes after `hidden`.
-fn as_model(of: &Tensors<'_>, arch: &str, hidden: &[f64]) -> Model {
-    let mut writer = Writer::new(arch);
-    for (key, value) in of.gguf.metadata().iter() {
+/// Returns the file with an embedding and an output of the drafter's own, as released files of GLM have them.
+fn with_own_tables(gguf: &Gguf, layer: usize) -> Arc<Gguf> {
+    let mut writer = copy_of_metadata(gguf);
+    for info in gguf.tensors() {
+        let data = gguf.tensor_data(info).to_vec();
+        let own = match info.name.as_str() {
+            "token_embd.weight" => Some("embed_tokens"),
+            "output.weight" => Some("shared_head_head"),
+            _ => None,
+        };
+        if let Some(own) = own {
+            // The rows of other tokens.
+            let mut data = data.clone();
+            data.rotate_left(3 * info.dims[0] as usize * size_of::<f32>());
+            let name = format!("blk.{layer}.nextn.{own}.weight");
+            writer.add_tensor(&name, &info.dims, info.ty, data).unwrap();
+        }
+        writer
+            .add_tensor(&info.name, &info.dims, info.ty, data)
+            .unwrap();
+    }
+    Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
+}
+
+fn copy_of_metadata(gguf: &Gguf) -> Writer<'static> {
+    let mut writer = Writer::default();
+    for (key, value) in gguf.metadata().iter() {
         writer.set(key, value);
     }
+    writer
+}
+
+/// Returns a model whose only layer is the drafter's, and whose embeddings are what this layer takes after `hidden`.
+fn as_model(of: &Tensors<'_>, arch: &str, hidden: &[f64]) -> Model {
+    let mut writer = copy_of_metadata(of.gguf);
     for (key, n) in [
         ("block_count", 1),
         ("leading_dense_block_count", 0),
@@ -265,17 +294,26 @@ fn as_model(of: &Tensors<'_>, arch: &str, hidden: &[f64]) -> Model {
         writer.set(&format!("{arch}.{key}"), n as u32);
     }
     let own = format!("blk.{}.", of.layer);
+    let has = |name: &str| {
+        of.gguf
+            .tensor(&format!("{own}nextn.{name}.weight"))
+            .is_some()
+    };
     for info in of.gguf.tensors() {
         let name = match info.name.strip_prefix(&own) {
             Some("nextn.shared_head_norm.weight") => "output_norm.weight".to_string(),
+            Some("nextn.shared_head_head.weight") => "output.weight".to_string(),
             Some(part) if !part.starts_with("nextn.") => format!("blk.0.{part}"),
-            None if info.name == "output.weight" => info.name.clone(),
+            None if info.name == "output.weight" && !has("shared_head_head") => info.name.clone(),
             _ => continue,
         };
         let data = of.gguf.tensor_data(info).to_vec();
         writer.add_tensor(&name, &info.dims, info.ty, data).unwrap();
     }
-    let table = of.tensor("token_embd.weight");
+    let table = match has("embed_tokens") {
+        true => of.own("nextn.embed_tokens"),
+        false => of.tensor("token_embd.weight"),
+    };
     let rows = table.chunks(hidden.len());
     let joined: Vec<f32> = rows
         .flat_map(|token| of.join(token, hidden))
@@ -292,8 +330,17 @@ fn as_model(of: &Tensors<'_>, arch: &str, hidden: &[f64]) -> Model {
 /// The layers themselves are compared with llama.cpp as those of models.
 #[test]
 fn own_drafters_with_experts_are_models_of_their_layer() {
-    for (name, arch) in [("glm4moe", "glm4moe"), ("deepseek3", "deepseek2")] {
+    for (name, arch, has_tables) in [
+        ("glm4moe", "glm4moe", true),
+        ("glm4moe", "glm4moe", false),
+        ("deepseek3", "deepseek2", false),
+    ] {
         let gguf = file(name, GgmlType::F32);
+        let n_layers = Model::load(Arc::clone(&gguf)).unwrap().config.n_layers();
+        let gguf = match has_tables {
+            true => with_own_tables(&gguf, n_layers),
+            false => gguf,
+        };
         let model = Model::load(Arc::clone(&gguf)).unwrap();
         let of = Tensors {
             gguf: &gguf,
@@ -308,10 +355,18 @@ fn own_drafters_with_experts_are_models_of_their_layer() {
         let tokens = prompt(11, model.config.n_vocab);
         for device in devices() {
             let imports = hidden.repeat(tokens.len());
-            let (found, _) = logits(&start(&drafter, device.clone()), &tokens, &imports);
+            let (found, exports) = logits(&start(&drafter, device.clone()), &tokens, &imports);
             let (expected, _) = logits(&start(&alike, device), &tokens, &[]);
             let expected: Row = expected.into_iter().map(f64::from).collect();
             assert_near(name, &found, &expected);
+            // What it returns of the last token is what its logits are products of.
+            let last = &exports[exports.len() - hidden.len()..];
+            let last: Row = last.iter().map(|&x| f64::from(x)).collect();
+            let head = match has_tables {
+                true => of.own("nextn.shared_head_head"),
+                false => of.tensor("output.weight"),
+            };
+            assert_near(name, &found, &Tensors::product(&last, &head));
         }
     }
 }

@@ -50,6 +50,9 @@ const MAX_NAME: usize = 4096;
 /// Steps of SQLite's virtual machine between two calls of the progress handler.
 const STEPS: u64 = 1000;
 
+/// Steps for reading the schema. Its time grows with the square of its length.
+const SCHEMA_STEPS: u64 = 200_000;
+
 /// Advice about files that are too large.
 const SHORTER: &str = "profile a shorter run";
 
@@ -75,7 +78,8 @@ pub(super) fn read(path: &Path, found: &mut Found) -> Result<(), ExternalError> 
         .map_err(io)?;
     check_magic(&start, &what)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let db = Connection::open_with_flags(path, flags);
+    // A relative path may look like a URI.
+    let db = Connection::open_with_flags(std::path::absolute(path).map_err(io)?, flags);
     let db = db.map_err(|error| wrong(&what, &error))?;
     Database::new(db, facts.len(), &what)?.read(found)
 }
@@ -106,11 +110,23 @@ fn check_magic(start: &[u8], what: &str) -> Result<(), ExternalError> {
 fn wrong(what: &str, error: &rusqlite::Error) -> ExternalError {
     let reason = match error.sqlite_error_code() {
         Some(ErrorCode::OperationInterrupted) => {
-            "reading it takes more steps than a file of its size needs; is it damaged?".to_string()
+            "reading it takes more steps than a file of its size needs; is it damaged, or does a file with `-wal` at its \
+             end belong to it?"
+                .to_string()
         }
         _ => printable(&error.to_string(), 200),
     };
     ExternalError::malformed(TOOL, what, reason)
+}
+
+/// Makes what runs in a database end after `steps`.
+fn stop_after(db: &Connection, steps: u64) -> rusqlite::Result<()> {
+    let mut calls_left = steps / STEPS;
+    let stop = move || {
+        calls_left = calls_left.saturating_sub(1);
+        calls_left == 0
+    };
+    db.progress_handler(STEPS as i32, Some(stop))
 }
 
 /// An open file.
@@ -124,8 +140,6 @@ struct Database<'a> {
 
 impl<'a> Database<'a> {
     fn new(mut db: Connection, bytes: u64, what: &'a str) -> Result<Database<'a>, ExternalError> {
-        // A row takes five to ten steps and at least twenty bytes.
-        let mut calls_left = (200_000 + bytes) / STEPS;
         let mut protect = || {
             for (setting, on) in [
                 (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
@@ -148,12 +162,12 @@ impl<'a> Database<'a> {
             ] {
                 db.set_limit(limit, most)?;
             }
-            let stop = move || {
-                calls_left = calls_left.saturating_sub(1);
-                calls_left == 0
-            };
-            db.progress_handler(STEPS as i32, Some(stop))?;
-            db.execute_batch("PRAGMA query_only = ON; PRAGMA cell_size_check = ON;")
+            stop_after(&db, SCHEMA_STEPS)?;
+            db.execute_batch("PRAGMA query_only = ON; PRAGMA cell_size_check = ON;")?;
+            // Reads the schema.
+            db.prepare("SELECT 1 FROM sqlite_schema")?;
+            // A row takes five to ten steps and at least twenty bytes.
+            stop_after(&db, SCHEMA_STEPS + bytes)
         };
         protect().map_err(|error| wrong(what, &error))?;
         Ok(Database {

@@ -187,6 +187,16 @@ fn refuses_databases_that_are_no_results() {
             ],
             "is a virtual table",
         ),
+        // Reading so many tables takes a time that grows with the square of their number.
+        (
+            &[
+                ROCPD,
+                "PRAGMA writable_schema = ON;
+                 INSERT INTO sqlite_schema WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60000)
+                 SELECT 'table', 'a' || i, 'a' || i, 2, 'CREATE TABLE a' || i || '(b)' FROM n",
+            ],
+            "takes more steps than a file of its size needs",
+        ),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let path = made(dir.path(), "x_results.db", statements);
