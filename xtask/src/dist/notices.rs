@@ -102,7 +102,7 @@ fn files(folder: &Path) -> Result<Vec<String>> {
         let begins = |start: &&str| name.starts_with(start);
         let is_one = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"]
             .iter()
-            .any(|x| begins(&x));
+            .any(begins);
         if is_one && entry.file_type()?.is_file() {
             paths.push(entry.path());
         }
