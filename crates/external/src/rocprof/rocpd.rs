@@ -120,7 +120,7 @@ fn wrong(what: &str, error: &rusqlite::Error) -> ExternalError {
 }
 
 /// Makes what runs in a database end after `steps`.
-fn stop_after(db: &Connection, steps: u64) -> rusqlite::Result<()> {
+fn stop_after(db: &mut Connection, steps: u64) -> rusqlite::Result<()> {
     let mut calls_left = steps / STEPS;
     let stop = move || {
         calls_left = calls_left.saturating_sub(1);
@@ -162,12 +162,12 @@ impl<'a> Database<'a> {
             ] {
                 db.set_limit(limit, most)?;
             }
-            stop_after(&db, SCHEMA_STEPS)?;
+            stop_after(&mut db, SCHEMA_STEPS)?;
             db.execute_batch("PRAGMA query_only = ON; PRAGMA cell_size_check = ON;")?;
             // Reads the schema.
             db.prepare("SELECT 1 FROM sqlite_schema")?;
             // A row takes five to ten steps and at least twenty bytes.
-            stop_after(&db, SCHEMA_STEPS + bytes)
+            stop_after(&mut db, SCHEMA_STEPS + bytes)
         };
         protect().map_err(|error| wrong(what, &error))?;
         Ok(Database {
