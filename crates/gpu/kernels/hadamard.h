@@ -28,12 +28,16 @@ template <u32 MAX> DEV void hadamard(float* v, u32 len) {
                 v[i + step] = len > step ? a - b : b;
             }
 #pragma unroll
-        for (u32 mask = 1; mask * 8 < MAX; mask *= 2)
+        for (u32 bit = 0; 8u << bit < MAX; bit++) {
+            // Half of the lanes subtract: a sign takes fewer registers than a condition.
+            const u32 sign = lane() >> bit << 31;
 #pragma unroll
             for (u32 i = 0; i < 8; i++) {
-                const float other = shuffle_xor(v[i], mask);
-                if (len > mask * 8) v[i] = lane() & mask ? other - v[i] : v[i] + other;
+                const float other = shuffle_xor(v[i], 1u << bit);
+                const float sum = other + bits<float>(bits<u32>(v[i]) ^ sign);
+                v[i] = len > 8u << bit ? sum : v[i];
             }
+        }
         // 1 / sqrt(len)
         constexpr float HALF_ROOT = 0.70710678118f;
         const float factor = len == 1    ? 1.0f

@@ -131,7 +131,11 @@ struct PrefillJob {
     // errors to `low_to`, the rounded values to `high_to`. By THREADS threads. LEN values of a query are rotated together.
     template <u32 DIM, u32 N, u32 THREADS, u32 LEN> DEV_MEMBER void stage_queries(u32 first, u8* low_to, u8* high_to) const {
         constexpr u32 PIECES = DIM / 8, PITCH = DIM * 2 + 16;
-        for (u32 i = tid(); i < N * PIECES; i += THREADS) {
+        static_assert(LEN == 1 || N * PIECES % WARP_SIZE == 0, "waves are whole where lanes rotate values together");
+        // A bound that is the same for the wave, so that no lane is off.
+        for (u32 begin = uniform(wave() * WARP_SIZE); begin < N * PIECES; begin += THREADS) {
+            const u32 i = begin + lane();
+            if (LEN == 1 && i >= N * PIECES) continue;
             u32 query = i / PIECES, piece = i % PIECES, of_tile = first + query;
             float factor = p.scores.query_factor(position_of(of_tile));
             float x[8] = {};
@@ -141,7 +145,6 @@ struct PrefillJob {
 #pragma unroll
                 for (u32 j = 0; j < 4; j++) x[j] = first[j] * factor, x[j + 4] = second[j] * factor;
             }
-            // Waves are whole: all of these counts are multiples of 64 where queries are rotated.
             hadamard<LEN>(x, LEN);
             u32x4 high, low;
 #pragma unroll
