@@ -67,7 +67,7 @@ pub struct StructureArgs {
     /// Answer with text that matches this regular expression as a whole
     #[arg(long, value_name = "PATTERN", allow_hyphen_values = true)]
     pub regex: Option<String>,
-    /// Answer with this text or another --choice; may be repeated
+    /// Answer with this text or that of another --choice
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub choice: Vec<String>,
 }
@@ -127,7 +127,7 @@ pub struct GenerateArgs {
     pub structure: StructureArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// Print JSON: ids, text, finish_reason, timings and more
+    /// Print JSON with ids, text, timings and more
     #[arg(long, help_heading = "Output")]
     pub json: bool,
     /// With --json, print the top K log-probabilities of each generated token
