@@ -8,7 +8,7 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 pub struct ExternalArgs {
-    /// Tool: rocprofv3, rocprof-compute, amd-smi, nsys, ncu, nvidia-smi or perf
+    /// rocprofv3, rocprof-compute, amd-smi, nsys, ncu, nvidia-smi, perf
     #[arg(value_name = "TOOL", required_unless_present = "list")]
     pub tool: Option<String>,
     /// List the tools and whether they are installed
@@ -23,10 +23,10 @@ pub struct ExternalArgs {
     /// What rocprofv3 traces beside kernels: hip, hsa, copies [default: hip]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub trace: Vec<String>,
-    /// GPU that amd-smi or nvidia-smi observes: its number, PCI address or UUID [default: 0]
+    /// GPU for amd-smi, nvidia-smi: number, PCI address or UUID [default: 0]
     #[arg(long, value_name = "GPU")]
     pub gpu: Option<String>,
-    /// AMD GPU architecture, which determines counter names, such as gfx1100 [default: the first GPU's]
+    /// AMD architecture of counters, as gfx1100 [default: the first GPU's]
     #[arg(long, value_name = "NAME")]
     pub arch: Option<String>,
     /// Folder for the tool's files
@@ -37,7 +37,7 @@ pub struct ExternalArgs {
         required_unless_present_any = ["list", "dry_run", "read"]
     )]
     pub output: Option<PathBuf>,
-    /// Read the results of an earlier run of rocprofv3 or rocprof-compute: a folder or a file
+    /// Read earlier results of rocprofv3 or rocprof-compute: folder or file
     #[arg(
         long,
         value_name = "PATH",
@@ -47,7 +47,7 @@ pub struct ExternalArgs {
     /// Print the commands without running them
     #[arg(long)]
     pub dry_run: bool,
-    /// Time limit of each command, in seconds; its child processes are stopped too
+    /// Time limit of each command and its child processes
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub timeout: Duration,
     /// Rows to print of each table
