@@ -6,24 +6,21 @@ use rocmforge_plan::Value;
 use crate::blocks::{embeddings_by, last_norm, logits, logits_by};
 use crate::builder::Builder;
 use crate::error::LoadError;
-use crate::facts::Layer;
 use crate::families::{llama, seed_oss};
-
-type RecordLayer = fn(&mut Builder<'_>, Layer<'_>, Value) -> Result<Value, LoadError>;
 
 /// DeepSeek V3 and R1, GLM 4.7 Flash.
 pub(crate) fn record_as_llama(m: &mut Builder<'_>) -> Result<Value, LoadError> {
-    record(m, llama::record_layer)
+    record(m, "ffn_norm")
 }
 
 /// GLM 4.5 to 4.7, Qwen3-Next, Qwen 3.5 to 3.8.
 pub(crate) fn record_as_seed_oss(m: &mut Builder<'_>) -> Result<Value, LoadError> {
-    record(m, seed_oss::record_layer)
+    record(m, seed_oss::FFN_NORM)
 }
 
 /// Records the layer that predicts the token after the next one, from the last hidden values of a token, normed, and the
 /// embedding of the next token. It returns its own last hidden values, from which it can go on.
-fn record(m: &mut Builder<'_>, record_layer: RecordLayer) -> Result<Value, LoadError> {
+fn record(m: &mut Builder<'_>, ffn_norm: &str) -> Result<Value, LoadError> {
     let hidden = m.plan.import(m.config.n_embd);
     let layer = m.config.layer(m.first_of_drafter);
     let eps = m.config.norm_eps;
@@ -39,7 +36,7 @@ fn record(m: &mut Builder<'_>, record_layer: RecordLayer) -> Result<Value, LoadE
     let tokens = m.rms_norm(tokens, &layer.tensor("nextn.enorm"), eps)?;
     let hidden = m.rms_norm(hidden, &layer.tensor("nextn.hnorm"), eps)?;
     let x = m.side_by_side([tokens, hidden], &layer.tensor("nextn.eh_proj"))?;
-    let x = record_layer(m, layer, x)?;
+    let x = llama::record_layer(m, layer, ffn_norm, x)?;
     let norm = own(m, "nextn.shared_head_norm", "output_norm");
     let x = last_norm(m, x, &norm)?;
     let head = own(m, "nextn.shared_head_head", "");

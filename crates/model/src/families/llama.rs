@@ -24,9 +24,14 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
 }
 
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
+    record_with(m, "ffn_norm")
+}
+
+/// Records the plan of a model that calls the norm before its feed-forward networks `ffn_norm`.
+pub(super) fn record_with(m: &mut Builder<'_>, ffn_norm: &str) -> Result<Value, LoadError> {
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
-        x = record_layer(m, layer, x)?;
+        x = record_layer(m, layer, ffn_norm, x)?;
     }
     let x = last_norm(m, x, "output_norm")?;
     logits(m, x, 1.0)
@@ -35,6 +40,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
 pub(super) fn record_layer(
     m: &mut Builder<'_>,
     layer: Layer<'_>,
+    ffn_norm: &str,
     x: Value,
 ) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
@@ -42,7 +48,7 @@ pub(super) fn record_layer(
     let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
     let out = attention(m, layer, normed)?;
     let x = m.plan.add(out, x);
-    let normed = m.rms_norm(x, &layer.tensor("ffn_norm"), eps)?;
+    let normed = m.rms_norm(x, &layer.tensor(ffn_norm), eps)?;
     let out = feed_forward(m, layer, Activation::Silu, normed)?;
     Ok(m.plan.add(out, x))
 }
