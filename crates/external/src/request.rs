@@ -174,7 +174,7 @@ impl Request {
                 )
             }
             _ => Err(ExternalError::BadRequest(format!(
-                "results of {} are not read later; rocprofv3's and rocprof-compute's are",
+                "results of {} cannot be read later; only those of rocprofv3 and rocprof-compute can",
                 tool.name()
             ))),
         }
@@ -731,7 +731,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("results of ncu are not read later"),
+            error.contains("results of ncu cannot be read later"),
             "{error}"
         );
     }

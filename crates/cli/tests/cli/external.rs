@@ -171,7 +171,7 @@ fn reads_results_of_earlier_runs() {
         .fails(1, "7_results.pftrace is a trace for another viewer");
     tools
         .run(&["perf", "--read", &results])
-        .fails(2, "results of perf are not read later");
+        .fails(2, "results of perf cannot be read later");
     tools
         .run(&["rocprofv3", "--read", &results, "--", "app"])
         .fails(2, "--read");
