@@ -368,7 +368,8 @@ impl Case {
     }
 }
 
-/// The usual kernels run in several orders; each of these variants that has others runs once.
+/// The usual kernels run in several orders. Each of these variants that has others runs once, on one GPU, which differs
+/// from case to case, or on all if repeats are asked for.
 const VARIANTS: [&str; 5] = [
     "attention=decode",
     "attention=exact",
@@ -395,7 +396,13 @@ fn check_on(name: &str, case: &Case, chosen: fn(&Gpu) -> bool) {
         .into_iter()
         .filter(|variant| !usual.contains(variant))
         .collect();
-    for gpu in common::gpus_with(&others).filter(chosen) {
+    let case_name = format!("{name} {:?}", case.ty);
+    let gpus = common::gpus_from(case_name.bytes().map(usize::from).sum());
+    let with_others = gpus.enumerate().flat_map(|(i, gpu)| {
+        let has_all = i == 0 || common::repeats().is_some();
+        common::with_variants(&gpu, if has_all { &others } else { &[] })
+    });
+    for gpu in with_others.filter(chosen) {
         let in_halves = Cell::new(false);
         let run = |gpu: &Gpu| {
             let (out, are_rounded) = data.run_and_tell(gpu, case);

@@ -200,43 +200,63 @@ fn scales_of_any_size(ty: GgmlType) {
 /// Every tile, tiles of rows and outputs at their edges, and tiles that blocks share in parts of two and more.
 #[test]
 fn every_tile() {
-    each_tile(GgmlType::Q4_K);
+    tiles(GgmlType::Q4_K, 1);
 }
 
+/// Every second of the same shapes.
 #[test]
-fn every_tile_with_activations_of_two_parts() {
-    each_tile(GgmlType::F16);
+fn tiles_with_activations_of_two_parts() {
+    tiles(GgmlType::F16, 2);
 }
 
-fn each_tile(ty: GgmlType) {
-    for gpu in gpus(ty) {
-        for [n_rows, n_in] in [
+/// Variants, shapes `[rows, n_in]`, and numbers of outputs.
+type Tiles = (Option<&'static str>, &'static [[usize; 2]], [usize; 3]);
+
+const TILES: [Tiles; 5] = [
+    (
+        None,
+        &[
             [12, 1536],
             [16, 512],
             [23, 1536],
             [32, 512],
             [57, 512],
             [100, 256],
-        ] {
-            check(&gpu, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
-        }
-        // Not in tiles of few rows.
-        let whole = gpu.with_variants("splits=off".parse().unwrap());
-        for [n_rows, n_in] in [[64, 256], [100, 256], [129, 512], [300, 256]] {
-            check(&whole, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
-        }
-        // The last rows of a tile may be so few that one block of a cluster has nothing to copy.
-        let wide = gpu.with_variants("tiles=wide".parse().unwrap());
-        for [n_rows, n_in] in [[40, 256], [136, 512], [264, 512], [300, 256]] {
-            check(&wide, ty, [n_rows, n_in], [128, 257, 66], Fill::Random);
-        }
-        let divides = gpu.with_variants("tiles=wide,splits=on".parse().unwrap());
-        for [n_rows, n_in] in [[256, 1280], [300, 768]] {
-            check(&divides, ty, [n_rows, n_in], [20, 130, 300], Fill::Random);
-        }
-        let divides = gpu.with_variants("splits=on".parse().unwrap());
-        for [n_rows, n_in] in [[60, 1024], [100, 1536], [256, 1280]] {
-            check(&divides, ty, [n_rows, n_in], [20, 130, 66], Fill::Random);
+        ],
+        [128, 257, 66],
+    ),
+    // Not in tiles of few rows.
+    (
+        Some("splits=off"),
+        &[[64, 256], [300, 256], [129, 512], [100, 256]],
+        [128, 257, 66],
+    ),
+    // The last rows of a tile may be so few that one block of a cluster has nothing to copy.
+    (
+        Some("tiles=wide"),
+        &[[40, 256], [264, 512], [136, 512], [300, 256]],
+        [128, 257, 66],
+    ),
+    (
+        Some("tiles=wide,splits=on"),
+        &[[300, 768], [256, 1280]],
+        [20, 130, 300],
+    ),
+    (
+        Some("splits=on"),
+        &[[100, 1536], [256, 1280], [60, 1024]],
+        [20, 130, 66],
+    ),
+];
+
+fn tiles(ty: GgmlType, every: usize) {
+    for gpu in gpus(ty) {
+        for (variants, shapes, n_outs) in TILES {
+            let parsed = variants.map(|variants| variants.parse().unwrap());
+            let gpu = parsed.map_or_else(|| gpu.clone(), |variants| gpu.with_variants(variants));
+            for &shape in shapes.iter().step_by(every) {
+                check(&gpu, ty, shape, n_outs, Fill::Random);
+            }
         }
     }
 }

@@ -35,8 +35,16 @@ pub(crate) fn all_gpus() -> Vec<Gpu> {
 /// `norm`). A device is skipped if every module that the loop's body loaded on another one is the same image here. So
 /// the body must not choose modules by device, and may keep no result from one device for the next.
 pub(crate) fn gpus() -> impl Iterator<Item = Gpu> {
+    gpus_from(0)
+}
+
+/// The devices of [`gpus`], of which `turn` says the first.
+pub(crate) fn gpus_from(turn: usize) -> impl Iterator<Item = Gpu> {
     let mut tested: Vec<Gpu> = Vec::new();
-    all_gpus().into_iter().filter(move |gpu| {
+    let mut all = all_gpus();
+    let first = turn.checked_rem(all.len()).unwrap_or(0);
+    all.rotate_left(first);
+    all.into_iter().filter(move |gpu| {
         let is_new = !tested.iter().any(|before| shares_kernels(before, gpu));
         if is_new {
             tested.push(gpu.clone());
@@ -97,7 +105,13 @@ pub(crate) fn name(gpu: &Gpu) -> String {
     format!("{} {}", gpu.target(), gpu.variants())
 }
 
-/// Runs `run` twice (or `ROCMFORGE_TEST_REPEATS` times) and asserts equal bits. The emulator runs blocks, waves
+/// How often tests run each kernel, if the environment says it (`ROCMFORGE_TEST_REPEATS`). Then they leave out nothing.
+pub(crate) fn repeats() -> Option<u64> {
+    let repeats = std::env::var("ROCMFORGE_TEST_REPEATS").ok()?;
+    Some(repeats.parse().expect("a number"))
+}
+
+/// Runs `run` twice (or as often as [`repeats`]) and asserts equal bits. The emulator runs blocks, waves
 /// and lanes in another order each time. `run` sets up its own inputs and outputs and returns what it read back.
 pub(crate) fn any_order<T: IntoBytes + Immutable>(run: impl Fn() -> Vec<T>) -> Vec<T> {
     let ordered = |seed| {
@@ -105,9 +119,7 @@ pub(crate) fn any_order<T: IntoBytes + Immutable>(run: impl Fn() -> Vec<T>) -> V
         run()
     };
     let first = ordered(1);
-    let repeats =
-        std::env::var("ROCMFORGE_TEST_REPEATS").map_or(2, |n| n.parse().expect("a number"));
-    for seed in 2..=repeats {
+    for seed in 2..=repeats().unwrap_or(2) {
         let again = ordered(seed);
         let pairs = first.as_bytes().iter().zip(again.as_bytes());
         let differs = pairs.clone().position(|(a, b)| a != b);
