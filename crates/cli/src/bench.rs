@@ -6,6 +6,7 @@
 mod gate;
 mod measure;
 pub mod report;
+mod sensors;
 mod serve;
 mod suite;
 
@@ -27,6 +28,8 @@ use rocmforge_model::Model;
 use rocmforge_plan::Roofline;
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::{DeviceId, Experts, GpuConfig, GpuLayers, Offload};
+
+use rocmforge_external::sampler;
 
 use crate::answer::bar;
 use crate::args::{BenchArgs, BenchCommand, CacheArgs, DraftBy, KvTypeArg, numbers};
@@ -170,6 +173,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         tests: &tests,
         results: &mut results,
         kept: Vec::new(),
+        sensors: None,
     };
     let result = run.measure_all(&interrupt);
     // Finished tests are printed and saved even after an error.
@@ -328,6 +332,8 @@ struct Run<'r, 'k> {
     tests: &'r [Test],
     results: &'r mut Results<'k>,
     kept: Vec<Kept>,
+    /// Those of the GPU, once they were looked for.
+    sensors: Option<Option<sampler::Source>>,
 }
 
 /// A test's name in baselines.
@@ -482,7 +488,15 @@ impl Run<'_, '_> {
         let isa = machine.isa;
         let watches = group.hardware.is_some() && machine.gpu.is_none();
         let mut pace = watches.then(|| Pace::new(isa, test.n_threads));
-        let measured = bench.measure(test, self.args, &round.working, &mut |run| {
+        let sensors = match (&machine.gpu, self.args.no_sensors) {
+            (Some(_), false) => self
+                .sensors
+                .get_or_insert_with(|| sensors::of(bench.device()))
+                .as_ref(),
+            _ => None,
+        };
+        let how = (self.args, sensors);
+        let measured = bench.measure(test, how, &round.working, &mut |run| {
             round.bar.set_message(format!("{name} {run}"));
             round.bar.inc(1);
             if let Some(pace) = &mut pace {

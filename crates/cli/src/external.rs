@@ -195,6 +195,9 @@ fn show(out: &mut Out, tool: Tool, report: &ToolReport, n_rows: usize) -> Result
         if let Some(bytes) = found.memory_used_bytes {
             out.line(&format!("memory in use {}", size(bytes)))?;
         }
+        if let Some(condition) = found.condition() {
+            out.line(&condition)?;
+        }
     }
     Ok(())
 }

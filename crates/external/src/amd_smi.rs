@@ -22,6 +22,10 @@ pub struct GpuMetric {
     pub power_watts: Option<f64>,
     /// Degrees Celsius.
     pub hotspot: Option<f64>,
+    /// Of the first group of compute units.
+    pub clock_mhz: Option<f64>,
+    /// Whether a limit holds the clock down. MI300 and newer report it elsewhere.
+    pub is_throttled: bool,
 }
 
 /// Returns the command that prints one reading as JSON: of all GPUs, or of one, given by its number in amd-smi, its PCI
@@ -32,6 +36,7 @@ pub fn metric(gpu: Option<&str>) -> CommandLine {
         "--mem-usage",
         "--power",
         "--temperature",
+        "--clock",
         "--json",
     ];
     let command = CommandLine::new("amd-smi").arg("metric");
@@ -115,6 +120,10 @@ fn gpu_metric(gpu: &Value) -> Option<GpuMetric> {
         vram_total_bytes: mib("/mem_usage/total_vram"),
         power_watts: at("/power/socket_power"),
         hotspot: at("/temperature/hotspot"),
+        clock_mhz: at("/clock/gfx_0/clk"),
+        is_throttled: gpu
+            .pointer("/power/throttle_status")
+            .is_some_and(|status| status == "THROTTLED"),
     })
 }
 
@@ -140,11 +149,16 @@ pub(super) mod tests {
             vram_total_bytes: Some(20464 << 20),
             power_watts: Some(268.0),
             hotspot: Some(81.0),
+            clock_mhz: Some(2304.0),
+            is_throttled: false,
         };
         assert_eq!(parse_metric(METRIC.as_bytes()).unwrap(), [expected]);
         let warnings =
             format!("WARNING: User is missing groups\n[amdgpu] {{old}} driver\n{METRIC}\nend\n");
         assert_eq!(parse_metric(warnings.as_bytes()).unwrap(), [expected]);
+        let throttled = METRIC.replace("UNTHROTTLED", "THROTTLED");
+        let is_throttled = parse_metric(throttled.as_bytes()).unwrap()[0].is_throttled;
+        assert!(is_throttled);
         // Version 24: a bare list, and plain numbers for memory.
         let older = r#"[{"gpu": 1, "usage": {"gfx_activity": {"value": 5, "unit": "%"}, "umc_activity": "N/A"},
             "mem_usage": {"total_vram": 20464, "used_vram": 26}}]"#;

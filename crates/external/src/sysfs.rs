@@ -2,14 +2,16 @@
 //!
 //! The files are documented in the kernel's amdgpu documentation ("GPU Power/Thermal Controls and Monitoring", "Memory
 //! Domains and Information"): `gpu_busy_percent`, `mem_info_vram_used` and `mem_info_vram_total` below `card*/device`,
-//! `power1_average` (microwatts; newer chips have `power1_input`) and `temp1_input` (thousandths of a degree) below its
-//! `hwmon/hwmon*`.
+//! `power1_average` (microwatts; newer chips have `power1_input`), `temp1_input` (thousandths of a degree) and
+//! `freq1_input` (hertz) below its `hwmon/hwmon*`; `gpu_metrics`, a struct of `kgd_pp_interface.h`, for the limits of its
+//! clock.
 
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use super::error::ExternalError;
+use super::sampler::ClockLimits;
 
 /// PCI vendor id of AMD.
 const AMD: &str = "0x1002";
@@ -36,6 +38,9 @@ pub struct CardState {
     pub power_watts: Option<f64>,
     /// Edge temperature in degrees Celsius.
     pub temperature: Option<f64>,
+    /// Of the compute units.
+    pub clock_mhz: Option<f64>,
+    pub limits: ClockLimits,
 }
 
 /// Returns the AMD GPUs below `root` (`/sys`, except in tests) sorted by PCI address, as HIP numbers them.
@@ -89,16 +94,19 @@ impl Card {
                 .or_else(|| sensor("power1_input"))
                 .map(|microwatts| microwatts / 1e6),
             temperature: sensor("temp1_input").map(|thousandths| thousandths / 1e3),
+            clock_mhz: sensor("freq1_input").map(|hertz| hertz / 1e6),
+            limits: bytes(&self.device.join("gpu_metrics"))
+                .and_then(|metrics| throttle_status(&metrics))
+                .map_or(ClockLimits::default(), ClockLimits::of_amd),
         }
     }
 
-    /// Returns the utilization in percent and the memory in use.
+    /// Returns the utilization in percent.
     ///
     /// # Errors
-    /// If the driver reports no utilization.
-    pub fn busy(&self) -> Result<(f64, Option<u64>), ExternalError> {
-        let state = self.state();
-        let busy = state
+    /// If the driver reports none in this state.
+    pub fn busy(&self, state: &CardState) -> Result<f64, ExternalError> {
+        state
             .busy_percent
             .ok_or_else(|| ExternalError::Unavailable {
                 source_name: format!("sysfs ({})", self.name),
@@ -106,8 +114,7 @@ impl Card {
                     "{} has no percentage; some chips need a newer kernel",
                     self.device.join("gpu_busy_percent").display()
                 ),
-            })?;
-        Ok((busy, state.vram_used_bytes))
+            })
     }
 
     fn sensors(&self) -> Vec<PathBuf> {
@@ -119,11 +126,31 @@ impl Card {
     }
 }
 
-/// Reads the first page of a file, without the line end.
-fn text(path: &Path) -> Option<String> {
-    let mut text = String::new();
+/// `indep_throttle_status` of `gpu_metrics_v1_3`, which RDNA's discrete cards have. Other versions have no such field, or
+/// bits that differ by chip.
+fn throttle_status(metrics: &[u8]) -> Option<u64> {
+    const FORMAT_AND_CONTENT: [u8; 2] = [1, 3];
+    const AT: usize = 112;
+    if metrics.get(2..4)? != FORMAT_AND_CONTENT {
+        return None;
+    }
+    let status = metrics.get(AT..AT + 8)?;
+    let status = u64::from_le_bytes(status.try_into().ok()?);
+    // What the chip does not report.
+    (status != u64::MAX).then_some(status)
+}
+
+/// Reads the first page of a file.
+fn bytes(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
     let file = File::open(path).ok()?;
-    file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// Reads the first page of a text, without the line end.
+fn text(path: &Path) -> Option<String> {
+    let text = String::from_utf8(bytes(path)?).ok()?;
     Some(text.trim().to_string())
 }
 
@@ -162,6 +189,7 @@ pub(super) mod tests {
             ("mem_info_vram_total", "21458059264"),
             ("hwmon/hwmon4/power1_average", "251000000"),
             ("hwmon/hwmon4/temp1_input", "61000"),
+            ("hwmon/hwmon4/freq1_input", "2304000000"),
         ];
         let newer: &[_] = &[
             ("vendor", "0x1002"),
@@ -191,15 +219,34 @@ pub(super) mod tests {
             vram_total_bytes: Some(21_458_059_264),
             power_watts: Some(251.0),
             temperature: Some(61.0),
+            clock_mhz: Some(2304.0),
+            limits: ClockLimits::default(),
         };
         assert_eq!(found[0].state(), all);
-        assert_eq!(found[0].busy().unwrap(), (87.0, Some(6 << 30)));
+        assert_eq!(found[0].busy(&all).unwrap(), 87.0);
+        // Version 1.3, of 120 bytes, whose last eight say what throttles: PPT0 and the hot spot.
+        let mut metrics = [0xff; 120];
+        metrics[..4].copy_from_slice(&[120, 0, 1, 3]);
+        metrics[112..].copy_from_slice(&(1_u64 | 1 << 36).to_le_bytes());
+        let file = found[0].device.join("gpu_metrics");
+        let limits_of = |metrics: &[u8]| {
+            fs::write(&file, metrics).unwrap();
+            found[0].state().limits
+        };
+        let limits = limits_of(&metrics);
+        assert!(limits.power && limits.temperature && !limits.current);
+        assert_eq!(limits_of(&metrics[..119]), ClockLimits::default());
+        metrics[112..].fill(0xff);
+        assert_eq!(limits_of(&metrics), ClockLimits::default());
+        metrics[112..].fill(1);
+        metrics[3] = 4;
+        assert_eq!(limits_of(&metrics), ClockLimits::default());
         let little = CardState {
             power_watts: Some(12.5),
             ..CardState::default()
         };
         assert_eq!(found[1].state(), little);
-        let error = found[1].busy().unwrap_err().to_string();
+        let error = found[1].busy(&little).unwrap_err().to_string();
         assert!(
             error.contains("card0") && error.contains("gpu_busy_percent"),
             "{error}"

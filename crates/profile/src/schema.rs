@@ -3,6 +3,7 @@
 //! Times are in milliseconds unless the name says otherwise. What was not measured is `None`, never zero.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -261,6 +262,51 @@ pub struct Utilization {
     pub memory_used_bytes: Option<u64>,
     /// Whether the mean is above 80 %.
     pub meets_target: bool,
+    #[serde(default)]
+    pub power_watts: Option<Summary>,
+    /// Degrees Celsius.
+    #[serde(default)]
+    pub temperature: Option<Summary>,
+    /// Of a GPU's compute units.
+    #[serde(default)]
+    pub clock_mhz: Option<Summary>,
+    /// What held the clock down in any sample: `power`, `temperature`, `current`, `hardware`.
+    #[serde(default)]
+    pub throttled_by: Vec<String>,
+    /// Energy per generated token of the sampled runs, their prompts included.
+    #[serde(default)]
+    pub joules_per_token: Option<f64>,
+}
+
+impl Utilization {
+    /// Adds the energy per token, if the power is known.
+    pub fn per_token(mut self, n_tokens: usize, elapsed: Duration) -> Utilization {
+        let joules = self
+            .power_watts
+            .map(|watts| watts.mean * elapsed.as_secs_f64());
+        self.joules_per_token = joules
+            .filter(|_| n_tokens > 0)
+            .map(|joules| joules / n_tokens as f64);
+        self
+    }
+
+    /// Formats what is known of `301 W, 62 °C, 2300 MHz, 1.52 J per token, clock held down by power`.
+    pub fn condition(&self) -> Option<String> {
+        let mean = |summary: &Option<Summary>, unit| {
+            summary.map(|summary| format!("{:.0} {unit}", summary.mean))
+        };
+        let throttled = self.throttled_by.join(" and ");
+        let parts = [
+            mean(&self.power_watts, "W"),
+            mean(&self.temperature, "°C"),
+            mean(&self.clock_mhz, "MHz"),
+            self.joules_per_token
+                .map(|joules| format!("{joules:.3} J per token")),
+            (!throttled.is_empty()).then(|| format!("clock held down by {throttled}")),
+        ];
+        let known: Vec<String> = parts.into_iter().flatten().collect();
+        (!known.is_empty()).then(|| known.join(", "))
+    }
 }
 
 /// The cost of profiling: milliseconds of a whole run with and without it.

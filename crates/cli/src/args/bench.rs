@@ -111,6 +111,9 @@ pub struct BenchArgs {
     /// Skip the warm-up run
     #[arg(long)]
     pub no_warmup: bool,
+    /// Do not run each test of a GPU 2.5 s longer to read power, temperature and clock
+    #[arg(long)]
+    pub no_sensors: bool,
     /// Output format
     ///
     /// json: one array; jsonl: one object per line

@@ -21,14 +21,16 @@ use rocmforge_bench::load::Load;
 use rocmforge_bench::requests::{Requests, Watch, Workload, kv_tokens};
 use rocmforge_cpu::Isa;
 use rocmforge_engine::{Device, DeviceError, DraftCounts, EngineConfig, EngineError, KvTokens};
+use rocmforge_external::sampler::Source;
 use rocmforge_model::Model;
 use rocmforge_plan::Roofline;
 use rocmforge_plan::{BatchShape, PlanCost};
+use rocmforge_profile::schema::Utilization;
 use rocmforge_runtime::BackendInfo;
 use rocmforge_runtime::gpu::Offload;
 use rocmforge_text::tokenizer::Tokenizer;
 
-use super::Test;
+use super::{Test, sensors};
 use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg, DraftBy, LoadArgs, Speculation};
 use crate::interrupt::Working;
 
@@ -62,6 +64,8 @@ pub struct Measured {
     pub max_step_tokens: usize,
     /// In all measured runs.
     pub drafts: DraftCounts,
+    /// Of a GPU, in runs after the measured ones; `None` where it is unknown.
+    pub condition: Option<Utilization>,
 }
 
 impl Measured {
@@ -163,11 +167,12 @@ impl Bench {
         self.requests.backend_info()
     }
 
-    /// Measures `test` and calls `on_run` after each measured run. Returns `None` if the user stopped it.
+    /// Measures `test` and calls `on_run` after each measured run; reads `sensors` in further runs. Returns `None` if the
+    /// user stopped it.
     pub fn measure(
         &mut self,
         test: &Test,
-        args: &BenchArgs,
+        (args, sensors): (&BenchArgs, Option<&Source>),
         working: &Working<'_>,
         on_run: &mut dyn FnMut(&str),
     ) -> Result<Option<Measured>> {
@@ -179,6 +184,7 @@ impl Bench {
             steps: Vec::new(),
             max_step_tokens: self.requests.max_step_tokens(),
             drafts: DraftCounts::default(),
+            condition: None,
         };
         let mut before = self.requests.drafts();
         let workload = Workload {
@@ -218,6 +224,14 @@ impl Bench {
         }
         measured.drafts = self.requests.drafts() - before;
         measured.other_load = Load::of_others_since_then(load);
+        if let Some(source) = sensors {
+            let work = (&workload, test.n_tokens());
+            measured.condition =
+                match sensors::read(source, &mut self.requests, work, &|| working.asked()) {
+                    Err(BenchError::Stopped) => return Ok(None),
+                    condition => condition?,
+                };
+        }
         Ok(Some(measured))
     }
 }

@@ -7,7 +7,8 @@ use rocmforge_bench::load;
 use rocmforge_gguf::Gguf;
 use rocmforge_plan::Roofline;
 use rocmforge_profile::clock;
-use rocmforge_profile::schema::is_above_peak;
+use rocmforge_profile::schema::{Utilization, is_above_peak};
+use rocmforge_profile::stats::Summary;
 use rocmforge_runtime::gpu::{Experts, GpuLayers};
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -87,6 +88,14 @@ pub struct Record {
     read_gb_s: Option<f64>,
     peak_gflop_s: Option<f64>,
     peak_int8_gop_s: Option<f64>,
+    /// Of a GPU that runs the test again; null where its sensors are not read.
+    power_watts: Option<f64>,
+    /// Degrees Celsius.
+    temperature: Option<f64>,
+    clock_mhz: Option<f64>,
+    joules_per_token: Option<f64>,
+    /// What held the clock down, such as `power` or `power,temperature`; empty if nothing did.
+    throttled_by: String,
 }
 
 /// Fields that only JSON has, as in llama-bench.
@@ -109,6 +118,8 @@ impl Record {
             let peak = machine.roofline.as_ref().map(|r| of(r) / 1e9);
             peak.filter(|peak| peak.is_finite())
         };
+        let condition = measured.condition.as_ref();
+        let sensor = |of: fn(&Utilization) -> Option<Summary>| Some(of(condition?)?.mean);
         let least = measured.at_roofline(&subject.model, machine);
         Record {
             build_commit: version::COMMIT,
@@ -176,6 +187,11 @@ impl Record {
             read_gb_s: peak(|roofline| roofline.read_bytes_per_s),
             peak_gflop_s: peak(|roofline| roofline.f32_ops_per_s),
             peak_int8_gop_s: peak(|roofline| roofline.i8_ops_per_s),
+            power_watts: sensor(|found| found.power_watts),
+            temperature: sensor(|found| found.temperature),
+            clock_mhz: sensor(|found| found.clock_mhz),
+            joules_per_token: condition.and_then(|found| found.joules_per_token),
+            throttled_by: condition.map_or_else(String::new, |found| found.throttled_by.join(",")),
         }
     }
 
@@ -199,6 +215,14 @@ impl Record {
                 100.0 * share
             ));
         }
+        if !self.throttled_by.is_empty() {
+            let clock = self.clock_mhz.map(|mhz| format!(" to {mhz:.0} MHz"));
+            warnings.push(format!(
+                "was throttled{}: the GPU's clock is held down by {}",
+                clock.unwrap_or_default(),
+                self.throttled_by.replace(',', " and ")
+            ));
+        }
         if self.roofline_share.is_some_and(is_above_peak) {
             warnings.push(
                 "is faster than the roofline: the weights stay in a cache, or memory was slower when its peak was measured"
@@ -216,7 +240,17 @@ impl Record {
         let rate = (test.n_tokens() as f64 / p50_s, "tokens_s");
         let share = self.roofline_share.map(|share| (share, "roofline_share"));
         let load = self.other_load.map(|load| (load, OTHER_LOAD));
-        for (value, metric) in std::iter::once(rate).chain(share).chain(load) {
+        let sensors = [
+            (self.power_watts, "power_watts"),
+            (self.temperature, "temperature"),
+            (self.clock_mhz, "clock_mhz"),
+            (self.joules_per_token, "joules_per_token"),
+        ];
+        let sensors = sensors
+            .into_iter()
+            .filter_map(|(value, metric)| Some((value?, metric)));
+        let known = [Some(rate), share, load].into_iter().flatten();
+        for (value, metric) in known.chain(sensors) {
             measured.metrics.insert(metric.to_string(), value);
         }
         for (fact, text) in [

@@ -170,12 +170,19 @@ impl Runs {
             Err(error) => return Ok(Some(Err(error))),
         };
         let started = Instant::now();
+        let mut n_tokens = 0;
         while started.elapsed() < SAMPLED {
             if self.run(session, prompt, n_gen, working, None)?.is_none() {
                 return Ok(None);
             }
+            n_tokens += n_gen;
         }
-        Ok(Some(sampler.finish()))
+        let elapsed = started.elapsed();
+        Ok(Some(
+            sampler
+                .finish()
+                .map(|found| found.per_token(n_tokens, elapsed)),
+        ))
     }
 
     /// Returns whether there are results.

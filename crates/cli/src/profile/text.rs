@@ -277,16 +277,22 @@ impl Text<'_> {
     fn utilization(&mut self, utilization: Option<&Utilization>) -> Result<()> {
         match utilization {
             None => self.line("  busy: n/a, see the notes"),
-            Some(found) => self.line(&format!(
-                "  busy {:.0} % (p95 {:.0} %) by {}, target of 80 %: {}",
-                found.busy_percent.mean,
-                found.busy_percent.p95,
-                found.source,
-                match found.meets_target {
-                    true => "met",
-                    false => "missed",
+            Some(found) => {
+                self.line(&format!(
+                    "  busy {:.0} % (p95 {:.0} %) by {}, target of 80 %: {}",
+                    found.busy_percent.mean,
+                    found.busy_percent.p95,
+                    found.source,
+                    match found.meets_target {
+                        true => "met",
+                        false => "missed",
+                    }
+                ))?;
+                match found.condition() {
+                    None => Ok(()),
+                    Some(condition) => self.line(&format!("  {condition}")),
                 }
-            )),
+            }
         }
     }
 

@@ -51,7 +51,7 @@ const LLAMA_BENCH: [&str; 44] = [
     "samples_ns",
     "samples_ts",
 ];
-const OURS: [&str; 11] = [
+const OURS: [&str; 16] = [
     "n_sequences",
     "n_drafted",
     "n_accepted",
@@ -63,6 +63,11 @@ const OURS: [&str; 11] = [
     "read_gb_s",
     "peak_gflop_s",
     "peak_int8_gop_s",
+    "power_watts",
+    "temperature",
+    "clock_mhz",
+    "joules_per_token",
+    "throttled_by",
 ];
 const SMALL: [&str; 9] = ["bench", "-p", "40", "-n", "3", "-t", "1", "-r", "3"];
 

@@ -6,10 +6,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{EVERY, Probe, Reading};
+use super::{ClockLimits, EVERY, Probe, Reading};
 use crate::command::CommandLine;
 use crate::error::ExternalError;
-use crate::process::{self, Group, printable};
+use crate::process::{self, Group, Limits, printable};
 
 /// Longest line of nvidia-smi that is read.
 const MAX_LINE: u64 = 4096;
@@ -42,6 +42,7 @@ impl Probe for ProcessTime {
         Ok(Some(Reading {
             busy_percent,
             memory_used_bytes: resident_bytes(),
+            ..Reading::default()
         }))
     }
 }
@@ -88,7 +89,13 @@ pub(super) struct NvidiaSmi {
 
 impl NvidiaSmi {
     pub(super) fn start(program: &Path, gpu: &str) -> Result<NvidiaSmi, ExternalError> {
-        let command = nvidia_smi(program, gpu, EVERY);
+        let known = FIELDS.into_iter().find(|fields| {
+            let once = query(program, gpu, fields);
+            let done = process::run(&once, &Limits::timeout(Duration::from_secs(10)));
+            done.is_ok_and(|done| done.status.success())
+        });
+        // If it knows none of them, its own words say why.
+        let command = every(query(program, gpu, known.unwrap_or(FEWEST_FIELDS)), EVERY);
         let mut child = Group::spawn(&command)?;
         let stdout = child.0.stdout.take();
         let stdout = stdout.ok_or_else(|| nvidia_unavailable("it has no output".to_string()))?;
@@ -136,29 +143,59 @@ impl Probe for NvidiaSmi {
     }
 }
 
-/// Returns the command whose lines [`Source::NvidiaSmi`] reads.
-pub fn nvidia_smi(program: &Path, gpu: &str, every: Duration) -> CommandLine {
-    CommandLine::new(program)
-        .args([
-            "--query-gpu=utilization.gpu,memory.used",
-            "--format=csv,noheader,nounits",
-        ])
-        .args(["-i", gpu, "-lms"])
-        .arg(every.as_millis().to_string())
+/// What nvidia-smi is asked for: the names of drivers from 535 on, older ones, and those that every driver knows. It
+/// refuses a list with a name that it does not know.
+const FIELDS: [&str; 3] = [
+    "utilization.gpu,memory.used,power.draw,temperature.gpu,clocks.sm,clocks_event_reasons.active",
+    "utilization.gpu,memory.used,power.draw,temperature.gpu,clocks.sm,clocks_throttle_reasons.active",
+    FEWEST_FIELDS,
+];
+const FEWEST_FIELDS: &str = "utilization.gpu,memory.used";
+
+/// Returns the command whose lines [`Source::NvidiaSmi`] reads with a driver of today.
+pub fn nvidia_smi(program: &Path, gpu: &str, interval: Duration) -> CommandLine {
+    every(query(program, gpu, FIELDS[0]), interval)
 }
 
-/// A line such as `97, 5120`: percent, MiB.
+/// Prints a line.
+fn query(program: &Path, gpu: &str, fields: &str) -> CommandLine {
+    CommandLine::new(program)
+        .arg(format!("--query-gpu={fields}"))
+        .args(["--format=csv,noheader,nounits", "-i", gpu])
+}
+
+/// Repeats a query.
+fn every(query: CommandLine, interval: Duration) -> CommandLine {
+    query.arg("-lms").arg(interval.as_millis().to_string())
+}
+
+/// A line such as `97, 5120, 412.33, 61, 1980, 0x0000000000000004`: percent, MiB, watts, degrees Celsius, MHz, reasons. All
+/// but the first may be `[N/A]`, and those after the second missing.
 pub(super) fn nvidia_reading(line: &str) -> Result<Reading, ExternalError> {
     let wrong = || nvidia_unavailable(format!("it printed \"{}\"", line.trim()));
-    let (busy, memory) = line.trim().split_once(',').ok_or_else(wrong)?;
-    let busy_percent: f64 = busy.trim().parse().map_err(|_| wrong())?;
+    let mut fields = line.split(',').map(str::trim);
+    let busy_percent: f64 = fields
+        .next()
+        .and_then(|busy| busy.parse().ok())
+        .ok_or_else(wrong)?;
     if !(0.0..=100.0).contains(&busy_percent) {
         return Err(wrong());
     }
-    let mib = memory.trim().parse::<u64>().ok();
+    let mib = fields.next().ok_or_else(wrong)?.parse::<u64>().ok();
+    let mut number = || {
+        let value = fields.next()?.parse::<f64>().ok()?;
+        (value.is_finite() && value >= 0.0).then_some(value)
+    };
     Ok(Reading {
         busy_percent,
         memory_used_bytes: mib.and_then(|mib| mib.checked_mul(1 << 20)),
+        power_watts: number(),
+        temperature: number(),
+        clock_mhz: number(),
+        limits: fields
+            .next()
+            .and_then(|bits| u64::from_str_radix(bits.strip_prefix("0x")?, 16).ok())
+            .map_or(ClockLimits::default(), ClockLimits::of_nvidia),
     })
 }
 

@@ -5,6 +5,7 @@
 //! up.
 
 mod gauges;
+mod limits;
 #[cfg(all(test, unix))]
 mod tests;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 pub use gauges::nvidia_smi;
 use gauges::{NvidiaSmi, ProcessTime};
+pub use limits::ClockLimits;
 
 use super::amd_smi;
 use super::command::CommandLine;
@@ -81,7 +83,7 @@ impl Source {
                 let card = gpu.parse::<usize>().ok();
                 let known = sysfs::cards(&root);
                 if let Some(card) = card.filter(|card| *card < known.len())
-                    && known[card].busy().is_ok()
+                    && known[card].busy(&known[card].state()).is_ok()
                 {
                     return Ok(Source::Sysfs { root, card });
                 }
@@ -125,7 +127,7 @@ impl Source {
                     ),
                 })?;
                 // Fail before the run rather than after it.
-                found.busy()?;
+                found.busy(&found.state())?;
                 Ok(Box::new(found))
             }
             Source::AmdSmi { program, gpu } => {
@@ -154,11 +156,17 @@ fn visible(list: Option<String>, ordinal: usize) -> String {
     }
 }
 
-/// One reading.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// One reading. `None` is what the source does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Reading {
     pub busy_percent: f64,
     pub memory_used_bytes: Option<u64>,
+    pub power_watts: Option<f64>,
+    /// Degrees Celsius.
+    pub temperature: Option<f64>,
+    /// Of the compute units.
+    pub clock_mhz: Option<f64>,
+    pub limits: ClockLimits,
 }
 
 /// A gauge.
@@ -251,13 +259,20 @@ impl Sampler {
             reason: reason.to_string(),
         };
         let readings = readings.map_err(|_| unavailable("its thread failed"))??;
-        let busy: Vec<f64> = readings
-            .iter()
-            .map(|reading| reading.busy_percent)
-            .collect();
-        let busy_percent =
-            Summary::of(&busy).ok_or_else(|| unavailable("the run was too short for a reading"))?;
+        let summary = |value: fn(&Reading) -> Option<f64>| {
+            let values: Vec<f64> = readings.iter().filter_map(value).collect();
+            Summary::of(&values)
+        };
+        let busy_percent = summary(|reading| Some(reading.busy_percent))
+            .ok_or_else(|| unavailable("the run was too short for a reading"))?;
+        let limits = readings.iter().map(|reading| reading.limits);
+        let limits = limits.fold(ClockLimits::default(), |all, limits| all | limits);
         Ok(Utilization {
+            power_watts: summary(|reading| reading.power_watts),
+            temperature: summary(|reading| reading.temperature),
+            clock_mhz: summary(|reading| reading.clock_mhz),
+            throttled_by: limits.names().map(str::to_string).collect(),
+            joules_per_token: None,
             source: self.source.clone(),
             busy_percent,
             memory_used_bytes: readings
@@ -271,10 +286,14 @@ impl Sampler {
 
 impl Probe for sysfs::Card {
     fn read(&mut self) -> Result<Option<Reading>, ExternalError> {
-        let (busy_percent, memory_used_bytes) = self.busy()?;
+        let state = self.state();
         Ok(Some(Reading {
-            busy_percent,
-            memory_used_bytes,
+            busy_percent: self.busy(&state)?,
+            memory_used_bytes: state.vram_used_bytes,
+            power_watts: state.power_watts,
+            temperature: state.temperature,
+            clock_mhz: state.clock_mhz,
+            limits: state.limits,
         }))
     }
 }
@@ -301,6 +320,13 @@ impl Probe for AmdSmi {
         Ok(Some(Reading {
             busy_percent,
             memory_used_bytes: metric.vram_used_bytes,
+            power_watts: metric.power_watts,
+            temperature: metric.hotspot,
+            clock_mhz: metric.clock_mhz,
+            limits: ClockLimits {
+                unnamed: metric.is_throttled,
+                ..ClockLimits::default()
+            },
         }))
     }
 }

@@ -26,6 +26,7 @@ impl Probe for Given {
         Ok(self.0.remove(0).map(|busy_percent| Reading {
             busy_percent,
             memory_used_bytes: Some(busy_percent as u64 * 1000),
+            ..Reading::default()
         }))
     }
 }
@@ -135,19 +136,56 @@ fn nvidia(dir: &Path, text: &str) -> Result<Utilization, ExternalError> {
 #[test]
 fn reads_nvidia_smi_line_by_line() {
     let dir = tempfile::tempdir().unwrap();
-    let checked = "case \"$*\" in\n\
-        '--query-gpu=utilization.gpu,memory.used --format=csv,noheader,nounits -i 0 -lms 100') ;;\n\
-        *) echo \"$*\" >&2; exit 2;; esac\n";
-    let found = nvidia(
-        dir.path(),
-        &format!("{checked}while :; do echo '88, 4096'; sleep 0.02; done"),
-    )
-    .unwrap();
-    assert_eq!(found.busy_percent.mean, 88.0);
-    assert_eq!(
-        (found.memory_used_bytes, found.meets_target),
-        (Some(4 << 30), true)
-    );
+    // Drivers that know all names, the older ones of two, and the first two.
+    let power = ",power.draw,temperature.gpu,clocks.sm,clocks_";
+    for (known, line) in [
+        (
+            "event_reasons.active",
+            "412.5, 61, 1980, 0x0000000000000004",
+        ),
+        (
+            "throttle_reasons.active",
+            "412.5, 61, 1980, 0x0000000000000004",
+        ),
+        ("", ""),
+    ] {
+        let is_old = known.is_empty();
+        let more = if is_old {
+            String::new()
+        } else {
+            format!("{power}{known}")
+        };
+        let query = format!(
+            "--query-gpu=utilization.gpu,memory.used{more} --format=csv,noheader,nounits -i 0"
+        );
+        let found = nvidia(
+            dir.path(),
+            &format!(
+                "case \"$*\" in\n'{query}') exit 0;;\n'{query} -lms 100') ;;\n*) echo \"$*\" >&2; exit 2;; esac\n\
+                while :; do echo '88, 4096{}{line}'; sleep 0.02; done",
+                if is_old { "" } else { ", " }
+            ),
+        )
+        .unwrap();
+        assert_eq!(found.busy_percent.mean, 88.0);
+        assert_eq!(
+            (found.memory_used_bytes, found.meets_target),
+            (Some(4 << 30), true)
+        );
+        let mean = |summary: Option<Summary>| summary.map(|summary| summary.mean);
+        let some = |value: f64| (!is_old).then_some(value);
+        assert_eq!(mean(found.power_watts), some(412.5));
+        assert_eq!(mean(found.temperature), some(61.0));
+        assert_eq!(mean(found.clock_mhz), some(1980.0));
+        assert_eq!(
+            found.throttled_by,
+            if is_old { &[][..] } else { &["power"] }
+        );
+        let condition = (!is_old).then_some("412 W, 61 °C, 1980 MHz, clock held down by power");
+        assert_eq!(found.condition().as_deref(), condition);
+        let found = found.per_token(200, Duration::from_secs(2));
+        assert_eq!(found.joules_per_token, some(4.125));
+    }
     for (text, part) in [
         (
             "echo '[N/A], 4096'; sleep 100",
@@ -163,7 +201,8 @@ fn reads_nvidia_smi_line_by_line() {
         ),
         ("head -c 100000 /dev/zero", "it printed"),
     ] {
-        let error = nvidia(dir.path(), text).unwrap_err().to_string();
+        let text = format!("case \"$*\" in *-lms*) ;; *) exit 0;; esac\n{text}");
+        let error = nvidia(dir.path(), &text).unwrap_err().to_string();
         assert!(error.contains(part) && error.len() < 600, "{text}: {error}");
     }
     let gone = Source::NvidiaSmi {
@@ -179,6 +218,7 @@ fn nvidia_lines() {
     let reading = |busy_percent, memory_used_bytes| Reading {
         busy_percent,
         memory_used_bytes,
+        ..Reading::default()
     };
     assert_eq!(nvidia_reading("0, 0\n").unwrap(), reading(0.0, Some(0)));
     assert_eq!(nvidia_reading("100,[N/A]").unwrap(), reading(100.0, None));
@@ -197,7 +237,7 @@ fn runs_amd_smi_for_each_reading() {
         gpu: "0".to_string(),
     };
     let good = format!(
-        "[ \"$*\" = 'metric -g 0 --usage --mem-usage --power --temperature --json' ] && cat {}",
+        "[ \"$*\" = 'metric -g 0 --usage --mem-usage --power --temperature --clock --json' ] && cat {}",
         json.display()
     );
     let found = Sampler::start(&source(&good), LONG)

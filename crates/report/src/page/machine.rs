@@ -156,6 +156,12 @@ fn utilization(found: &Utilization) -> String {
         ),
         ("Samples", count(busy.n as u64)),
         ("Memory in use", memory),
+        (
+            "Power, temperature, clock",
+            found
+                .condition()
+                .unwrap_or_else(|| format!("{NOT_AVAILABLE}: not reported by the source")),
+        ),
         ("Read from", Escaped(&found.source).to_string()),
     ])
 }

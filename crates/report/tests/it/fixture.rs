@@ -389,6 +389,11 @@ pub(crate) fn gpu() -> Profile {
         busy_percent: Summary::of(&[91.0, 97.0, 99.0]).unwrap(),
         memory_used_bytes: Some(6 << 30),
         meets_target: true,
+        power_watts: Summary::of(&[297.0, 301.0, 305.0]),
+        temperature: Summary::of(&[61.0, 62.0, 63.0]),
+        clock_mhz: Summary::of(&[2300.0, 2310.0, 2290.0]),
+        throttled_by: vec!["power".to_owned()],
+        joules_per_token: Some(1.52),
     });
     profile.slow_ops = vec![SlowOp {
         reason: "matmul of MXFP6 on cuda".to_owned(),
