@@ -28,6 +28,7 @@ const RARE: &[&str] = &[
     "think",
     "delay",
     "no_warmup",
+    "no_sensors",
     "pg",
     "kv_type",
     "all_models",

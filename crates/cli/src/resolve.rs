@@ -140,7 +140,7 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
     let gpu = GpuConfig {
         id,
         open: open_options(&args.gpu),
-        graphs: match args.gpu.no_graphs {
+        graphs: match args.gpu.no_graphs || args.gpu.ranges {
             true => Graphs::Off,
             false => Graphs::On,
         },
@@ -187,6 +187,7 @@ pub fn open_options(args: &GpuArgs) -> OpenOptions {
         image: args.gpu_image.clone(),
         variants: args.kernel_variant.unwrap_or_default(),
         memory_bytes: args.gpu_memory.map(|mib| u64::from(mib) << 20),
+        ranges: args.ranges,
         ..OpenOptions::from_env()
     }
 }

@@ -157,11 +157,15 @@ pub struct OpenOptions {
     pub cuda_library: Option<PathBuf>,
     /// Where HIP may be beside `/opt`.
     pub hip_folders: Arc<HipFolders>,
+    /// Whether operations are named for the profiler that runs this program ([`Gpu::range`](crate::Gpu::range)).
+    pub ranges: bool,
+    /// The library by which NVIDIA's profilers take these names.
+    pub nvtx_injection: Option<PathBuf>,
 }
 
 impl OpenOptions {
-    /// Reads `ROCMFORGE_GPU_IMAGE`, `ROCMFORGE_HIP_LIBRARY`, `ROCMFORGE_CUDA_LIBRARY`, `ROCM_PATH`, and the prefixes of
-    /// Python in `VIRTUAL_ENV` and `CONDA_PREFIX`. No other code reads them.
+    /// Reads `ROCMFORGE_GPU_IMAGE`, `ROCMFORGE_HIP_LIBRARY`, `ROCMFORGE_CUDA_LIBRARY`, `ROCM_PATH`,
+    /// `NVTX_INJECTION64_PATH`, and the prefixes of Python in `VIRTUAL_ENV` and `CONDA_PREFIX`. No other code reads them.
     pub fn from_env() -> OpenOptions {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         OpenOptions {
@@ -178,6 +182,8 @@ impl OpenOptions {
                     .map(PathBuf::from)
                     .collect(),
             }),
+            ranges: false,
+            nvtx_injection: set("NVTX_INJECTION64_PATH").map(PathBuf::from),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -13,6 +14,7 @@ use crate::driver::{Context, Driver, Facts, label};
 use crate::error::GpuError;
 use crate::launch::Module;
 use crate::memory::{Buffer, meminfo_bytes};
+use crate::ranges::{NamedRange, Ranges};
 use crate::tuning::{Choice, Shape, Tuning};
 use crate::variant::{Variant, Variants};
 
@@ -22,6 +24,8 @@ pub struct Gpu {
     pub(crate) inner: Arc<Inner>,
     variants: Variants,
     tuning: Arc<Tuning>,
+    /// If they were asked for.
+    ranges: Option<Arc<Result<Ranges, String>>>,
 }
 
 pub(crate) struct Inner {
@@ -181,7 +185,10 @@ impl Gpu {
         }
         let facts = driver.vendor_api.facts(driver, id.ordinal() as i32)?;
         let target = choose_image(&facts, options.image.as_deref())?;
-        let gpu = Gpu::start((driver, id), facts, target, options.memory_bytes)?;
+        let mut gpu = Gpu::start((driver, id), facts, target, options.memory_bytes)?;
+        if options.ranges {
+            gpu.ranges = Some(Arc::new(Ranges::of(driver.vendor, options)));
+        }
         Ok(gpu.with_variants(options.variants))
     }
 
@@ -230,7 +237,29 @@ impl Gpu {
             }),
             variants: Variants::default(),
             tuning: Arc::default(),
+            ranges: None,
         })
+    }
+
+    /// Whether operations are to be named for a profiler ([`OpenOptions::ranges`]).
+    ///
+    /// # Errors
+    /// Why no profiler takes the names.
+    pub fn has_ranges(&self) -> Result<bool, &str> {
+        match self.ranges.as_deref() {
+            None => Ok(false),
+            Some(Ok(_)) => Ok(true),
+            Some(Err(reason)) => Err(reason),
+        }
+    }
+
+    /// Begins a range with this name on the calling thread, if a profiler takes it and launches are real.
+    pub fn range(&self, name: &CStr) -> Option<NamedRange<'_>> {
+        if self.inner.loads_only.load(Ordering::Relaxed) {
+            return None;
+        }
+        let ranges = self.ranges.as_deref()?.as_ref().ok()?;
+        Some(ranges.begin(name))
     }
 
     /// Opens the CPU emulator as a GPU with the matrix units of `persona`: `gfx10`, `gfx11`, `gfx12`, `cdna` or `nv`.

@@ -22,6 +22,7 @@ mod memory;
 mod operands;
 pub mod ops;
 mod pinned;
+mod ranges;
 mod roofline;
 mod selection;
 mod self_test;
@@ -55,6 +56,7 @@ pub use operands::{
     ActFormat, Activation, Acts, ActsBuffer, ExpertMatrices, Matrix, OutMode, Source, SourceRows,
 };
 pub use pinned::Pinned;
+pub use ranges::NamedRange;
 pub use roofline::{Factors, MatrixStep, matrix_ops, multiply_all, read_all, read_bandwidth};
 pub use selection::{Candidate, Reason, Selection, candidates};
 pub use self_test::{SelfTest, self_test};

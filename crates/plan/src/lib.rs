@@ -14,6 +14,7 @@ mod error;
 mod fuse;
 mod kv;
 mod liveness;
+pub mod names;
 mod op;
 mod op_ids;
 mod params;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use rocmforge_plan::Roofline;
-use rocmforge_plan::{ActsId, BatchShape, BufferId, Op, OpCost, PlanCost, WeightId};
+use rocmforge_plan::{BatchShape, OpCost, PlanCost, names};
 use rocmforge_runtime::times::{StepPart, StepTimes};
 
 use crate::schema::{Bound, Ceilings, OpRow};
@@ -165,32 +165,6 @@ impl Groups {
     }
 }
 
-/// Returns the name of operations that a backend runs as one.
-fn merged_name(ops: &[Op]) -> &'static str {
-    let has = |is: fn(&Op) -> bool| ops.iter().any(is);
-    if has(|op| matches!(op, Op::LinearAttention { .. })) {
-        "gated_linear_attention"
-    } else if has(|op| matches!(op, Op::CausalConv { .. })) {
-        "linear_inputs"
-    } else if has(|op| matches!(op, Op::ExpertMatMul { .. })) {
-        "expert_gate"
-    } else if has(|op| matches!(op, Op::HeadMatMul { .. })) {
-        if has(|op| matches!(op, Op::Attention { .. })) {
-            "latent_attention"
-        } else if has(|op| matches!(op, Op::KvAppend { .. })) {
-            "latent_queries"
-        } else {
-            "head_matmul"
-        }
-    } else if has(|op| matches!(op, Op::CombineExperts { .. })) {
-        "combine_experts"
-    } else if has(|op| matches!(op, Op::Quantize { .. })) {
-        "norm_quantize"
-    } else {
-        "rope_kv"
-    }
-}
-
 /// The operations of a plan with their names and costs.
 pub struct PlanOps<'a> {
     cost: PlanCost<'a>,
@@ -200,7 +174,10 @@ pub struct PlanOps<'a> {
 impl<'a> PlanOps<'a> {
     /// `cost.plan` must be the plan as the backend runs it.
     pub fn new(cost: PlanCost<'a>) -> PlanOps<'a> {
-        let names = cost.plan.ops.iter().map(|op| name(&cost, op)).collect();
+        let ops = cost.plan.ops.iter();
+        let names = ops
+            .map(|op| names::of_op(cost.plan, cost.weights, op))
+            .collect();
         PlanOps { cost, names }
     }
 
@@ -211,14 +188,13 @@ impl<'a> PlanOps<'a> {
             StepPart::Choose => ("choose", "choose tokens"),
             StepPart::End => ("end", "end step"),
             StepPart::Copy => ("copy", "copy between devices"),
-            StepPart::Ops(range) => match &self.cost.plan.ops[range.clone()] {
-                // The conversion of gate and up takes little of their time.
-                [op] | [op @ Op::GatedMatMul { .. }, ..] => (op.name(), &self.names[range.start]),
-                ops => {
-                    let name = merged_name(ops);
-                    (name, name)
+            StepPart::Ops(range) => {
+                let ops = &self.cost.plan.ops[range.clone()];
+                match names::of_merged(ops) {
+                    Some(name) => (name, name),
+                    None => (ops[0].name(), &self.names[range.start]),
                 }
-            },
+            }
         }
     }
 
@@ -300,76 +276,6 @@ impl<'a> PlanOps<'a> {
             kernels.add(module, &name, launch.duration, share);
         }
     }
-}
-
-/// Returns the name of an operation, such as `matmul ffn_down Q6_K [4096, 14336]`: type, tensors without their layer,
-/// formats, `[n_out, n_in]`.
-fn name(cost: &PlanCost<'_>, op: &Op) -> String {
-    let kind = op.name();
-    let matrices = match op.table() {
-        Some(table) => vec![table],
-        None => op.matrices(),
-    };
-    if !matrices.is_empty() {
-        return format!("{kind} {}", matrices_in_words(cost, &matrices));
-    }
-    let width = |id: BufferId| cost.plan.buffers[id.0 as usize].width;
-    let acts_width = |id: ActsId| cost.plan.acts[id.0 as usize].width;
-    match *op {
-        Op::Attention { layer, n_heads, .. } => {
-            let kv = &cost.plan.kv[layer];
-            format!("{kind} {n_heads}/{} heads [{}]", kv.n_kv_heads, kv.k_dim)
-        }
-        Op::KvAppend { layer, .. } => {
-            let kv = &cost.plan.kv[layer];
-            format!("{kind} [{}]", kv.n_kv_heads * (kv.k_dim + kv.v_dim))
-        }
-        Op::Quantize { out, .. }
-        | Op::NormQuantize { out, .. }
-        | Op::QuantizeExperts { out, .. }
-        | Op::QuantizeHeads { out, .. } => format!("{kind} [{}]", acts_width(out)),
-        Op::Route { logits, .. } => format!("{kind} [{}]", width(logits)),
-        _ => match op.writes().first() {
-            Some(out) => format!("{kind} [{}]", width(*out)),
-            None => kind.to_string(),
-        },
-    }
-}
-
-fn matrices_in_words(cost: &PlanCost<'_>, ids: &[WeightId]) -> String {
-    let matrix = |id: &WeightId| cost.weights.matrix(*id);
-    let roles = ids.iter().map(|id| {
-        let name = cost.weights.tensor_name(*id);
-        name.map_or("adapter", role).to_string()
-    });
-    let formats = ids.iter().map(|id| matrix(id).ty.name().to_string());
-    let n_out: Vec<String> = ids.iter().map(|id| matrix(id).n_out.to_string()).collect();
-    format!(
-        "{} {} [{}, {}]",
-        distinct(roles),
-        distinct(formats),
-        n_out.join("+"),
-        ids.first().map_or(0, |id| matrix(id).n_in)
-    )
-}
-
-/// Joins words as `a+b`; equal words are written once.
-fn distinct(words: impl Iterator<Item = String>) -> String {
-    let mut words: Vec<String> = words.collect();
-    if words.windows(2).all(|pair| pair[0] == pair[1]) {
-        words.truncate(1);
-    }
-    words.join("+")
-}
-
-/// Returns the role of a tensor: `ffn_down` for `blk.3.ffn_down.weight`.
-fn role(tensor: &str) -> &str {
-    let name = tensor.strip_suffix(".weight").unwrap_or(tensor);
-    let of_layer = name
-        .strip_prefix("blk.")
-        .and_then(|rest| rest.split_once('.'))
-        .filter(|(layer, _)| layer.bytes().all(|c| c.is_ascii_digit()));
-    of_layer.map_or(name, |(_, role)| role)
 }
 
 #[cfg(test)]

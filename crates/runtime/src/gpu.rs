@@ -10,6 +10,7 @@ mod graph_check;
 mod limits;
 mod masks;
 mod memory;
+mod op_ranges;
 mod run_op;
 mod segments;
 mod shift;
@@ -45,6 +46,7 @@ pub use device::{
 pub(crate) use device::{heads_bytes, kv_type, weight_bytes};
 pub(crate) use limits::check;
 use memory::{Memory, Sizes};
+use op_ranges::OpRanges;
 use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{
@@ -124,6 +126,7 @@ pub struct GpuBackend {
     notices: Vec<String>,
     tuner: Option<Tuner>,
     idle_tuning: Option<IdleTuning>,
+    op_ranges: OpRanges,
 }
 
 /// A submitted step that has no reply yet.
@@ -183,6 +186,11 @@ impl GpuBackend {
         let PlanPart {
             plan, has_output, ..
         } = part;
+        let op_ranges = OpRanges::new(&gpu, &plan, weights, &segments);
+        let no_ranges = gpu.has_ranges().err();
+        let no_ranges =
+            no_ranges.map(|reason| format!("operations have no names for a profiler: {reason}"));
+        let notices = no_ranges.into_iter().collect();
         let weights = DeviceWeights::upload(&gpu, &plan, weights)?;
         let total = gpu.allocated_bytes() - before;
         Ok(GpuBackend {
@@ -201,9 +209,10 @@ impl GpuBackend {
             observer: None,
             timing: Timing::default(),
             device_memory: DeviceMemory { total, scratch },
-            notices: Vec::new(),
+            notices,
             tuner: None,
             idle_tuning: None,
+            op_ranges,
             options,
             gpu,
             plan,

@@ -121,6 +121,14 @@ pub struct GpuArgs {
         value_parser = BoolishValueParser::new()
     )]
     pub no_graphs: bool,
+    /// Name operations for a profiler (NVTX or ROCTx); implies --no-graphs
+    #[arg(
+        long,
+        env = "ROCMFORGE_RANGES",
+        hide_env_values = true,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub ranges: bool,
     /// When to check the GPU's results against the CPU before use; auto: on first use with a driver, build and model
     /// formats
     #[arg(

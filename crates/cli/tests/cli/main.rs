@@ -31,6 +31,7 @@ mod pull;
 #[cfg(feature = "pull")]
 mod pull_hostile;
 mod quantize;
+mod ranges;
 mod serve;
 mod structured;
 mod suites;

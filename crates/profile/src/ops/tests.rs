@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
+use rocmforge_plan::Fusion;
 use rocmforge_plan::KvType;
-use rocmforge_plan::{Activation, ConvForm, Fusion, RoutingId, Weighed};
 use rocmforge_plan::{SeqShape, Side};
 use rocmforge_runtime::times::{LaunchTime, PartTime};
 
@@ -107,23 +107,6 @@ fn rows_are_averages_of_one_run() {
     );
 }
 
-#[test]
-fn roles_omit_the_layer() {
-    for (tensor, expected) in [
-        ("blk.3.ffn_down.weight", "ffn_down"),
-        ("blk.12.ffn_gate_exps.weight", "ffn_gate_exps"),
-        ("output.weight", "output"),
-        ("token_embd.weight", "token_embd"),
-        ("blk.x.a.weight", "blk.x.a"),
-        ("blk.3", "blk.3"),
-    ] {
-        assert_eq!(role(tensor), expected);
-    }
-    let words = |list: &[&str]| distinct(list.iter().map(|word| word.to_string()));
-    assert_eq!(words(&["Q4_K", "Q4_K"]), "Q4_K");
-    assert_eq!(words(&["Q4_K", "Q4_K", "Q6_K"]), "Q4_K+Q4_K+Q6_K");
-}
-
 /// Runs a test with the operations of forge-mini.
 fn with_model(test: impl FnOnce(&Model, &PlanOps<'_>)) {
     let path = concat!(
@@ -196,49 +179,6 @@ fn names_operations_by_type_tensor_format_and_shape() {
         assert!(ops.is_for_logits(&StepPart::Choose) && !ops.is_for_logits(&StepPart::Begin));
         assert_eq!(ops.describe(&StepPart::Ops(3..6)).0, "rope_kv");
     });
-}
-
-/// Several operations in one launch have a name of their own.
-#[test]
-fn names_merged_operations() {
-    let conv = Op::CausalConv {
-        state: 0,
-        weight: WeightId(0),
-        bias: None,
-        form: ConvForm::Plain,
-        x: BufferId(0),
-        out: BufferId(1),
-    };
-    let gate = Op::GatedActivation {
-        activation: Activation::Silu,
-        gate: BufferId(1),
-        up: BufferId(2),
-        out: BufferId(3),
-    };
-    assert_eq!(merged_name(&[conv, gate.clone()]), "linear_inputs");
-    let norm = Op::RmsNorm {
-        x: BufferId(0),
-        weight: WeightId(0),
-        eps: 1e-5,
-        out: BufferId(1),
-    };
-    let quantize = Op::Quantize {
-        x: BufferId(1),
-        out: ActsId(0),
-    };
-    assert_eq!(merged_name(&[norm, quantize]), "norm_quantize");
-    let sum = Op::CombineExperts {
-        x: BufferId(0),
-        routing: RoutingId(0),
-        weighed: Weighed::Outputs,
-        out: BufferId(1),
-    };
-    let add = Op::Add {
-        x: BufferId(1),
-        out: BufferId(2),
-    };
-    assert_eq!(merged_name(&[sum, add]), "combine_experts");
-    assert_eq!(merged_name(&[gate.clone(), gate]), "rope_kv");
 }
 
 /// A step of consecutive parts of 10 us each; its second operation has two launches.

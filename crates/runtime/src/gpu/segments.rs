@@ -191,6 +191,7 @@ impl GpuBackend {
         shape: &StepShape,
         mark: &mut dyn FnMut(StepPart),
     ) -> Result<(), GpuError> {
+        let _step = self.op_ranges.begin_step(&self.gpu, shape.n_rows);
         if segment == 0 {
             self.begin(shape)?;
             mark(StepPart::Begin);
@@ -203,6 +204,7 @@ impl GpuBackend {
         for stage in stages {
             let is_done = GpuBackend::is_done_by_products(segment_stages, stage, shape);
             if !is_done && !self.is_skipped(stage.ops().start, shape) {
+                let _range = self.op_ranges.begin(&self.gpu, stage);
                 self.run_stage(segment_stages, stage, shape)?;
                 mark(StepPart::Ops(stage.ops()));
             }
