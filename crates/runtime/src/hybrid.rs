@@ -21,6 +21,7 @@ use super::times::{StepPart, StepTimes, Stopwatch};
 use super::tuning::{TuneProgress, TuningStore};
 use super::{Backend, BackendInfo, BackendPart, IdleWork, OpObserver, Reply, StepObserver};
 use crate::error::RuntimeError;
+use crate::gpu_config::Graphs;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, RowOutput, StepOutput};
 use rocmforge_plan::{BatchShape, Placement, Plan, Segment, Side};
@@ -116,7 +117,7 @@ impl HybridBackend {
     ///
     /// # Errors
     /// Errors of steps without graphs, and a lost device.
-    pub(crate) fn check_graphs(&mut self) -> Result<bool, RuntimeError> {
+    pub(crate) fn check_graphs(&mut self) -> Result<Option<Graphs>, RuntimeError> {
         self.gpu.check_graphs()
     }
 

@@ -114,21 +114,15 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
         Place::Both(placement) => Some(placement),
     };
     let check = (&gpu.self_check, gpu.graphs);
-    let checked = FirstUse::due((&device, placement), model, config, check)?;
+    let (checked, graphs) = FirstUse::due((&device, placement), model, config, check)?;
     if let Some(check) = &checked {
         check.compare_operations(&device)?;
         // The check loaded kernels, which stay in memory.
         placed = place()?;
     }
     let resolved = &placed.resolved;
-    let options = gpu_options(config, resolved, gpu.graphs);
+    let options = gpu_options(config, resolved, graphs);
     let n_ctx = resolved.limits.n_ctx;
-    let passed = |graphs_agree: bool| {
-        if let Some(check) = checked.as_ref().filter(|_| graphs_agree) {
-            check.passed();
-        }
-    };
-    let is_checked = checked.is_some();
     // Forced variants override tuning.
     let is_free = device.variants().is_empty() && gpu.tuning.when_idle == WhenIdle::Tune;
     let when_idle = gpu.tuning.store.clone().filter(|_| is_free);
@@ -138,7 +132,11 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             let plan = settled(plans::on_gpu(model, config.fusion), n_ctx);
             let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
             backend.load_kernels()?;
-            passed(is_checked && backend.check_graphs()?);
+            if let Some(check) = &checked
+                && let Some(faster) = backend.check_graphs()?
+            {
+                check.passed(faster);
+            }
             if let Some(store) = when_idle {
                 backend.enable_idle_tuning(store);
             }
@@ -153,7 +151,11 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             let plan = settled(model.compiled_plan(config.fusion), n_ctx);
             let mut backend = HybridBackend::new(device, plan, placement, &model.weights, options)?;
             backend.load_kernels()?;
-            passed(is_checked && backend.check_graphs()?);
+            if let Some(check) = &checked
+                && let Some(faster) = backend.check_graphs()?
+            {
+                check.passed(faster);
+            }
             if let Some(store) = when_idle {
                 backend.enable_idle_tuning(store);
             }

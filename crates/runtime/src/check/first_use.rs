@@ -38,13 +38,14 @@ pub(crate) struct FirstUse<'a> {
     /// The side of each operation, if the CPU runs some.
     placement: Option<Placement>,
     info: DeviceInfo,
+    graphs: Graphs,
     key: String,
     passed: Option<Arc<dyn PassedChecks>>,
 }
 
 impl<'a> FirstUse<'a> {
-    /// Returns the check of `gpu` with `model`, or with the operations that `placement` gives it; `None` if it is not
-    /// needed.
+    /// Returns the check of `gpu` with `model`, or with the operations that `placement` gives it, or `None` if it is not
+    /// needed; and whether to use graphs, if `graphs` leaves the choice and a check found launches to be faster.
     ///
     /// # Errors
     /// Device errors.
@@ -53,16 +54,16 @@ impl<'a> FirstUse<'a> {
         model: &'a Model,
         config: &'a EngineConfig,
         (check, graphs): (&SelfCheck, Graphs),
-    ) -> Result<Option<FirstUse<'a>>, RuntimeError> {
+    ) -> Result<(Option<FirstUse<'a>>, Graphs), RuntimeError> {
         let passed = match check {
-            SelfCheck::Never => return Ok(None),
+            SelfCheck::Never => return Ok((None, graphs)),
             SelfCheck::Always => None,
             SelfCheck::FirstUse(passed) => Some(Arc::clone(passed)),
         };
         let needed = PROMPT_ROWS[0] + 1;
         if model.config.n_positions.is_some_and(|n| n < needed) {
             // The context is too short for the check.
-            return Ok(None);
+            return Ok((None, graphs));
         }
         let (whole, sides) = match placement {
             Some(placement) => (
@@ -87,18 +88,25 @@ impl<'a> FirstUse<'a> {
             gpu_part.as_ref().map_or(&plan, |part| &part.plan),
             (model, config, graphs),
         );
-        if passed.as_ref().is_some_and(|passed| passed.contains(&key)) {
-            return Ok(None);
+        let has = |key: &str| passed.as_ref().is_some_and(|passed| passed.contains(key));
+        if has(&key) {
+            let graphs = match has(&faster_launches(&key)) {
+                true => Graphs::Off,
+                false => graphs,
+            };
+            return Ok((None, graphs));
         }
-        Ok(Some(FirstUse {
+        let check = FirstUse {
             model,
             config,
             plan,
             placement,
             info,
+            graphs,
             key,
             passed,
-        }))
+        };
+        Ok((Some(check), graphs))
     }
 
     /// Compares the operations. Temporarily allocates memory for the weights of a few layers.
@@ -175,12 +183,20 @@ impl<'a> FirstUse<'a> {
         verdict(&self.info, &report)
     }
 
-    /// Stores that the check passed.
-    pub(crate) fn passed(&self) {
+    /// Stores that the check passed, and which of graphs and launches is faster.
+    pub(crate) fn passed(&self, faster: Graphs) {
         if let Some(passed) = &self.passed {
+            if faster != self.graphs {
+                passed.insert(&faster_launches(&self.key));
+            }
             passed.insert(&self.key);
         }
     }
+}
+
+/// The line that is stored beside a check if launches were faster than graphs.
+fn faster_launches(key: &str) -> String {
+    format!("{key}; launches")
 }
 
 /// Returns an error if an operation exceeded its bound.

@@ -1,7 +1,11 @@
-//! Checks that the graph of a step computes the same as its separate launches. Drivers record graphs differently.
+//! Checks that the graph of a step computes the same as its separate launches, and measures which of them is faster.
+//! Drivers record and replay graphs differently.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_gpu::DeviceId;
 
 use super::choices::Choices;
 use super::{GpuBackend, Graphs, Observation};
@@ -15,8 +19,15 @@ const N_STEPS: usize = 65;
 /// Number of the first compared step, far from the numbers of served steps.
 const FIRST_STEP: u64 = 1 << 31;
 
+/// Steps that are timed together, and how often.
+const N_TIMED: usize = 8;
+const N_ROUNDS: usize = 3;
+/// Launches must take less than this share of the graphs' time.
+const MUCH_LESS: f64 = 0.97;
+
 impl GpuBackend {
-    /// Compares decode steps with and without graphs; returns whether graphs work.
+    /// Compares decode steps with and without graphs. Returns what this backend then uses: graphs, unless launches are
+    /// faster; `None` if graphs do not work.
     ///
     /// Generates for one sequence, first launch by launch, then with the graph that will serve it. Compares the bits of
     /// all logits, or of the buffers exported to the other device. If they differ or the driver rejects the graph,
@@ -24,17 +35,17 @@ impl GpuBackend {
     ///
     /// # Errors
     /// Errors of steps without graphs, and a lost device.
-    pub(crate) fn check_graphs(&mut self) -> Result<bool, RuntimeError> {
+    pub(crate) fn check_graphs(&mut self) -> Result<Option<Graphs>, RuntimeError> {
         if self.options.graphs == Graphs::Off {
-            return Ok(true);
+            return Ok(Some(Graphs::Off));
         }
         self.options.graphs = Graphs::Off;
         let expected = self.hash_steps()?;
         self.options.graphs = Graphs::On;
         let problem = match self.hash_steps() {
             // Without graphs, since recording one has failed.
-            Ok(_) if self.options.graphs == Graphs::Off => return Ok(false),
-            Ok(got) if got == expected => return Ok(true),
+            Ok(_) if self.options.graphs == Graphs::Off => return Ok(None),
+            Ok(got) if got == expected => return self.choose_faster().map(Some),
             Ok(_) => "gives different results from separate launches".to_string(),
             Err(RuntimeError::Device(DeviceError::Gpu(error))) if error.is_fatal() => {
                 return Err(error.into());
@@ -44,7 +55,45 @@ impl GpuBackend {
         self.graphs.clear();
         self.memory.step.restart(&self.gpu)?;
         self.stop_graphs(&problem);
-        Ok(false)
+        Ok(None)
+    }
+
+    /// Turns graphs off if launches are faster, and returns what is used.
+    fn choose_faster(&mut self) -> Result<Graphs, RuntimeError> {
+        // A part of a plan waits for the other device, and the times of an emulated GPU say nothing.
+        let is_emulated = matches!(self.gpu.id(), DeviceId::Host(_));
+        if is_emulated || !self.has_output || self.segments.len() > 1 {
+            return Ok(Graphs::On);
+        }
+        let mut least = [Duration::MAX; 2];
+        for _ in 0..N_ROUNDS {
+            for (least, graphs) in least.iter_mut().zip([Graphs::On, Graphs::Off]) {
+                self.options.graphs = graphs;
+                *least = self.time_steps()?.min(*least);
+            }
+        }
+        let [graphs, launches] = least.map(|time| time.as_secs_f64());
+        self.options.graphs = Graphs::On;
+        if launches < MUCH_LESS * graphs {
+            self.options.graphs = Graphs::Off;
+            self.graphs.clear();
+        }
+        Ok(self.options.graphs)
+    }
+
+    /// Runs a few decode steps as a generation does, of which two are in flight; returns their time.
+    pub(super) fn time_steps(&mut self) -> Result<Duration, RuntimeError> {
+        let started = Instant::now();
+        let mut before = None;
+        for position in 0..N_TIMED.min(self.options.n_ctx) {
+            let batch = self.compared_step(position, 0);
+            let (queued, _) = self.queue_step(&batch, &Choices::of(&batch))?;
+            if let Some(slot) = before.replace(queued.slot) {
+                self.ends[slot].wait()?;
+            }
+        }
+        self.gpu.synchronize()?;
+        Ok(started.elapsed())
     }
 
     /// Turns graphs off because of a problem, with a notice. Recorded graphs may be in use, and stay.
@@ -74,13 +123,13 @@ impl GpuBackend {
         (0..n_steps).map(|i| self.hash_step(i, n_vocab)).collect()
     }
 
-    /// Runs the step at `position`; returns a hash of its logits and exports.
-    fn hash_step(&mut self, position: usize, n_vocab: usize) -> Result<u64, RuntimeError> {
+    /// Decodes one token at `position` of one sequence.
+    fn compared_step(&self, position: usize, token: usize) -> Batch {
         let last_page = (position / self.options.page) as u32;
-        let batch = Batch {
+        Batch {
             step: FIRST_STEP + position as u64,
             shifts: Vec::new(),
-            tokens: vec![InputToken::Id(((position + 1) * 97 % n_vocab) as u32)],
+            tokens: vec![InputToken::Id(token as u32)],
             positions: vec![position as u32],
             slots: vec![position as u32],
             seqs: vec![BatchSeq {
@@ -103,7 +152,12 @@ impl GpuBackend {
             }],
             imports: Vec::new(),
             exports: false,
-        };
+        }
+    }
+
+    /// Runs the step at `position`; returns a hash of its logits and exports.
+    fn hash_step(&mut self, position: usize, n_vocab: usize) -> Result<u64, RuntimeError> {
+        let batch = self.compared_step(position, (position + 1) * 97 % n_vocab);
         let choices = match self.has_output {
             true => Choices::of(&batch),
             false => Choices::default(),

@@ -103,6 +103,31 @@ fn client_row(row: usize, index: u64) -> Want {
     })
 }
 
+/// Steps that are timed before service leave nothing behind.
+#[test]
+fn timed_steps_change_no_result() {
+    let Some(gpu) = gpu() else { return };
+    let writer = synth::model("llama", GgmlType::F32).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let logits = |backend: &mut GpuBackend| -> Vec<u32> {
+        let rows = run(backend, batch(0, |_| Want::Logits));
+        let rows = rows.iter().flat_map(|row| match row {
+            RowOutput::Logits(row) => row.iter().map(|x| x.to_bits()),
+            _ => unreachable!("logits were wanted"),
+        });
+        rows.collect()
+    };
+    for graphs in [Graphs::Off, Graphs::On] {
+        let expected = logits(&mut backend(&gpu, &model, graphs));
+        let mut timed = backend(&gpu, &model, graphs);
+        for _ in 0..3 {
+            assert!(!timed.time_steps().unwrap().is_zero());
+        }
+        assert_eq!(logits(&mut timed), expected);
+    }
+}
+
 /// Rows without top-k and with log-probabilities copy nothing to the host, and give what the host makes of the logits.
 #[test]
 fn the_default_of_clients_copies_no_logits() {
