@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use rocmforge_external::tools::FORMER;
 use rocmforge_external::{
-    CounterCategory, CounterRow, ExternalError, GpuFamily, Request, TimeRow, Tool, ToolReport,
-    Trace, available_tools,
+    CounterCategory, CounterRow, ExternalError, GpuFamily, OperationRow, Request, TimeRow, Tool,
+    ToolReport, Trace, available_tools,
 };
 use rocmforge_gguf::escape_control;
 use rocmforge_runtime::gpu;
@@ -177,6 +177,7 @@ fn show(out: &mut Out, tool: Tool, report: &ToolReport, n_rows: usize) -> Result
     times(out, what, &report.kernels, n_rows)?;
     times(out, ("host call", "calls"), &report.calls, n_rows)?;
     times(out, ("memory copy", "copies"), &report.copies, n_rows)?;
+    operations(out, &report.operations, n_rows)?;
     counters(out, &report.counters, n_rows)?;
     if !report.unavailable.is_empty() {
         let names = escape_control(&report.unavailable.join(", ")).into_owned();
@@ -217,6 +218,32 @@ fn times(out: &mut Out, (what, count): (&str, &str), rows: &[TimeRow], n: usize)
             row.total_ms,
             row.mean_us,
             100.0 * row.share,
+            escape_control(&row.name)
+        ))?;
+    }
+    rest(out, rows.len(), n)
+}
+
+fn operations(out: &mut Out, rows: &[OperationRow], n: usize) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    out.line(&format!(
+        "{:>9} {:>12} {:>7} {:>8} {:>7} {:>9}  operation",
+        "launches", "total ms", "share", "GB/s", "L2 hit", "occupancy"
+    ))?;
+    for row in rows.iter().take(n) {
+        let number = |value: Option<f64>, unit| {
+            value.map_or("n/a".to_string(), |value| format!("{value:.0}{unit}"))
+        };
+        out.line(&format!(
+            "{:>9} {:>12.3} {:>6.1}% {:>8} {:>7} {:>9}  {}",
+            row.launches,
+            row.total_ms,
+            100.0 * row.share,
+            number(row.gb_s, ""),
+            number(row.l2_hit_percent, "%"),
+            number(row.occupancy_percent, "%"),
             escape_control(&row.name)
         ))?;
     }

@@ -7,24 +7,29 @@ use super::nsys::{self, StatsFormat, StatsReport};
 use super::perf;
 use super::rocprof;
 use super::rocprof_compute;
-use super::table::{Counters, Times};
+use super::table::Times;
 
 /// Fusion `bytes` to every parser. A parser may return an error; it must not panic, hang or use unbounded memory.
 pub fn read_any(bytes: &[u8]) {
-    let (mut times, mut counters) = (Times::default(), Counters::default());
+    let mut times = Times::default();
     for table in [StatsReport::Kernels, StatsReport::Calls] {
         for format in [StatsFormat::Csv, StatsFormat::Json] {
             let _ = nsys::read_stats(bytes, table, format, &mut times);
         }
     }
     let metrics = ["dram__bytes_read.sum".into()];
-    let _ = ncu::read(bytes, "any", &metrics, &mut times, &mut counters);
+    if let Ok(found) = ncu::read(bytes, "any", &metrics) {
+        let _ = (
+            found.times.rows(),
+            found.counters.rows(),
+            found.operations.rows(),
+        );
+    }
     let _ = perf::parse_stat(bytes);
     let _ = perf::read_report(bytes, &mut times);
     let _ = amd_smi::parse_metric(bytes);
     let _ = rocprof_compute::read_times(bytes, "any", &mut times);
     let _ = times.rows();
-    let _ = counters.rows();
     rocprof::read_any(bytes);
 }
 

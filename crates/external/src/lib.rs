@@ -48,5 +48,5 @@ pub use counters::{CounterCategory, GpuFamily};
 pub use error::ExternalError;
 pub use request::{Request, Trace};
 pub use rocprof::{ProfilingConfig, RocprofSession};
-pub use table::{CounterRow, TimeRow, ToolReport};
+pub use table::{CounterRow, OperationRow, TimeRow, ToolReport};
 pub use tools::{Tool, available_tools};

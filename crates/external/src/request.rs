@@ -15,7 +15,7 @@ use super::process::{self, Captured, Limits};
 use super::rocprof::{self, OutputFormat, ProfilingConfig, RocprofSession, avail};
 use super::rocprof_compute::{self, RocprofCompute, Target};
 use super::sampler::{self, Sampler, Source};
-use super::table::{Counters, TimeRow, Times, ToolReport};
+use super::table::{TimeRow, Times, ToolReport};
 use super::tools::{self, Tool};
 use super::{amd_smi, diagnosis, files, ncu, perf};
 
@@ -37,16 +37,19 @@ pub enum Trace {
     Hsa,
     /// Memory copies.
     Copies,
+    /// Ranges that the program names.
+    Markers,
 }
 
 impl Trace {
-    pub const ALL: [Trace; 3] = [Trace::Hip, Trace::Hsa, Trace::Copies];
+    pub const ALL: [Trace; 4] = [Trace::Hip, Trace::Hsa, Trace::Copies, Trace::Markers];
 
     pub fn name(self) -> &'static str {
         match self {
             Trace::Hip => "hip",
             Trace::Hsa => "hsa",
             Trace::Copies => "copies",
+            Trace::Markers => "markers",
         }
     }
 }
@@ -309,6 +312,7 @@ impl Request {
             .with_hip_trace(self.traces.is_empty() || self.traces.contains(&Trace::Hip))
             .with_hsa_trace(self.traces.contains(&Trace::Hsa))
             .with_memory_copy_trace(self.traces.contains(&Trace::Copies))
+            .with_marker_trace(self.traces.contains(&Trace::Markers))
             .with_formats([self.format()]);
         if let Some(timeout) = self.timeout {
             config = config.with_timeout(timeout);
@@ -450,16 +454,16 @@ impl Runs<'_> {
         let log = request.file("-ncu.csv");
         let said = files::read(&log)?;
         diagnosis::refused(Tool::Ncu, &String::from_utf8_lossy(&said))?;
-        let (mut times, mut counters) = (Times::default(), Counters::default());
         let what = log.display().to_string();
         if String::from_utf8_lossy(&said).contains("No kernels were profiled") {
             return self.not_empty(ToolReport::default());
         }
         let asked = request.names(|category| Ok(category.of_nvidia()))?;
-        let mut unavailable = ncu::read(&said[..], &what, &asked, &mut times, &mut counters)?;
-        let (counters, zero) = counters.rows();
+        let found = ncu::read(&said[..], &what, &asked)?;
+        let (counters, zero) = found.counters.rows();
+        let mut unavailable = found.missing;
         unavailable.extend(zero);
-        let kernels = times.rows();
+        let kernels = found.times.rows();
         if kernels.iter().map(|row| row.calls).sum::<u64>() >= u64::from(MAX_LAUNCHES) {
             self.notes.push(format!(
                 "only the first {MAX_LAUNCHES} kernels were profiled"
@@ -468,6 +472,7 @@ impl Runs<'_> {
         self.not_empty(ToolReport {
             kernels,
             counters,
+            operations: found.operations.rows(),
             unavailable,
             ..ToolReport::default()
         })
@@ -620,14 +625,14 @@ mod tests {
         ] {
             let request = Request {
                 version,
-                traces: vec![Trace::Copies, Trace::Hsa],
+                traces: vec![Trace::Copies, Trace::Hsa, Trace::Markers],
                 ..request(Tool::Rocprofv3)
             };
             assert_eq!(
                 printed(&request),
                 [format!(
-                    "rocprofv3 --kernel-trace --hsa-trace --memory-copy-trace --output-format {format} -d out -o \
-                     rocmforge -- app"
+                    "rocprofv3 --kernel-trace --hsa-trace --memory-copy-trace --marker-trace --output-format {format} \
+                     -d out -o rocmforge -- app"
                 )]
             );
         }

@@ -17,6 +17,8 @@ pub struct ToolReport {
     /// Memory copies by direction, largest total time first.
     pub copies: Vec<TimeRow>,
     pub counters: Vec<CounterRow>,
+    /// Operations of the program, if it names them (ranges of NVTX), largest total time first.
+    pub operations: Vec<OperationRow>,
     /// Requested counters without a result. A counter that reads zero for every kernel is one of them: on several chips
     /// (gfx1201 among them) some counters are listed but never count.
     pub unavailable: Vec<String>,
@@ -43,6 +45,23 @@ pub struct TimeRow {
     pub max_us: Option<f64>,
     /// Share of the total of the list.
     pub share: f64,
+}
+
+/// The kernels that were launched in ranges of one name.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OperationRow {
+    pub name: String,
+    pub launches: u64,
+    pub total_ms: f64,
+    /// Share of the total of the list.
+    pub share: f64,
+    /// 1e9 bytes read from and written to the device's memory per second. This and the following are `None` if their
+    /// counters were not asked for.
+    pub gb_s: Option<f64>,
+    /// Mean by time.
+    pub l2_hit_percent: Option<f64>,
+    /// Active warps of those that fit, mean by time.
+    pub occupancy_percent: Option<f64>,
 }
 
 /// A counter of a kernel or of the whole run.
@@ -170,6 +189,83 @@ impl Counters {
             }
         }
         (rows, zero)
+    }
+}
+
+/// A launch within an operation.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Launch {
+    pub(super) ns: f64,
+    pub(super) bytes: Option<f64>,
+    pub(super) l2_hit_percent: Option<f64>,
+    pub(super) occupancy_percent: Option<f64>,
+}
+
+/// Sums launches by operation.
+#[derive(Default)]
+pub(super) struct Operations(BTreeMap<String, Operation>);
+
+#[derive(Default)]
+struct Operation {
+    launches: u64,
+    ns: f64,
+    bytes: Known,
+    l2_hit: Known,
+    occupancy: Known,
+}
+
+/// A sum over the launches that have a value, and their time.
+#[derive(Default)]
+struct Known {
+    sum: f64,
+    ns: f64,
+}
+
+impl Known {
+    fn add(&mut self, value: Option<f64>, ns: f64) {
+        if let Some(value) = value {
+            self.sum += value;
+            self.ns += ns;
+        }
+    }
+
+    fn per_ns(&self) -> Option<f64> {
+        (self.ns > 0.0).then(|| self.sum / self.ns)
+    }
+}
+
+impl Operations {
+    pub(super) fn add(&mut self, name: &str, launch: Launch) {
+        let Launch { ns, .. } = launch;
+        let by_time = |percent: Option<f64>| percent.map(|percent| percent * ns);
+        let operation = entry(&mut self.0, name);
+        operation.launches += 1;
+        operation.ns += ns;
+        operation.bytes.add(launch.bytes, ns);
+        operation.l2_hit.add(by_time(launch.l2_hit_percent), ns);
+        operation
+            .occupancy
+            .add(by_time(launch.occupancy_percent), ns);
+    }
+
+    pub(super) fn rows(self) -> Vec<OperationRow> {
+        let all: f64 = self.0.values().map(|operation| operation.ns).sum();
+        let mut rows: Vec<OperationRow> = self
+            .0
+            .into_iter()
+            .map(|(name, operation)| OperationRow {
+                name,
+                launches: operation.launches,
+                total_ms: operation.ns / 1e6,
+                share: if all > 0.0 { operation.ns / all } else { 0.0 },
+                // Bytes per nanosecond.
+                gb_s: operation.bytes.per_ns(),
+                l2_hit_percent: operation.l2_hit.per_ns(),
+                occupancy_percent: operation.occupancy.per_ns(),
+            })
+            .collect();
+        rows.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
+        rows
     }
 }
 

@@ -210,9 +210,12 @@ fn reads_nsys_and_ncu() {
     let ncu = tools.file(
         "n.csv",
         "==PROF== Connected to process 1 (/bin/app)\n\
-         \"ID\",\"Process ID\",\"Process Name\",\"Host Name\",\"Kernel Name\",\"dram__bytes_read.sum\",\"gpu__time_duration.sum\"\n\
-         \"\",\"\",\"\",\"\",\"\",\"byte\",\"nsecond\"\n\
-         \"0\",\"1\",\"app\",\"h\",\"matvec_2_1\",\"9,437,184\",\"10,000\"\n",
+         \"ID\",\"Process ID\",\"Process Name\",\"Host Name\",\
+         \"thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg\",\
+         \"Kernel Name\",\"dram__bytes_read.sum\",\"dram__bytes_write.sum\",\"gpu__time_duration.sum\"\n\
+         \"\",\"\",\"\",\"\",\"\",\"\",\"byte\",\"byte\",\"nsecond\"\n\
+         \"0\",\"1\",\"app\",\"h\",\"7  \"\"<default domain>:matmul ffn_up:none:none:none:none:none:none\"\" \",\
+         \"matvec_2_1\",\"9,437,184\",\"562,816\",\"10,000\"\n",
     );
     let out2 = tools.path("out2").display().to_string();
     tools.script("ncu", &format!("cp {ncu} {out2}/rocmforge-ncu.csv"));
@@ -223,6 +226,7 @@ fn reads_nsys_and_ncu() {
         "0.010        10.00  100.0%  matvec_2_1",
         "9437184",
         "dram__bytes_read.sum [byte]",
+        "        1        0.010  100.0%     1000     n/a       n/a  matmul ffn_up",
     ] {
         assert!(
             found.text().contains(part),

@@ -65,6 +65,7 @@ pub struct ProfilingConfig {
     hip_trace: bool,
     hsa_trace: bool,
     memory_copy_trace: bool,
+    marker_trace: bool,
     /// Counters, grouped by run.
     counters: Vec<Vec<String>>,
     /// Regular expression for the names of counted kernels.
@@ -83,6 +84,7 @@ impl ProfilingConfig {
             hip_trace: false,
             hsa_trace: false,
             memory_copy_trace: false,
+            marker_trace: false,
             counters: Vec::new(),
             kernels: None,
             timeout: None,
@@ -159,6 +161,12 @@ impl ProfilingConfig {
         self
     }
 
+    /// Traces the ranges that a program names by ROCTx.
+    pub fn with_marker_trace(mut self, on: bool) -> ProfilingConfig {
+        self.marker_trace = on;
+        self
+    }
+
     /// Sets the output formats, at least one.
     pub fn with_formats(
         mut self,
@@ -183,6 +191,7 @@ impl ProfilingConfig {
             (self.hip_trace, "--hip-trace"),
             (self.hsa_trace, "--hsa-trace"),
             (self.memory_copy_trace, "--memory-copy-trace"),
+            (self.marker_trace, "--marker-trace"),
         ];
         flags
             .iter()
