@@ -16,7 +16,7 @@ use crate::row::Hardware;
 pub enum BenchDevice {
     Cpu,
     /// A GPU by id, with the options to open it and run models on it.
-    Gpu(DeviceId, GpuConfig),
+    Gpu(DeviceId, Box<GpuConfig>),
 }
 
 impl BenchDevice {
@@ -160,7 +160,7 @@ impl Target {
             BenchDevice::Cpu => Device::Cpu,
             BenchDevice::Gpu(id, config) => Device::Gpu(GpuConfig {
                 id: Some(*id),
-                ..config.clone()
+                ..GpuConfig::clone(config)
             }),
         };
         (device, self.isa, self.n_threads)

@@ -8,6 +8,7 @@ use rocmforge::parts::{first_use_check, random_seed, tuning_files};
 use rocmforge_cpu::Isa;
 use rocmforge_engine::{ContextPolicy, Device as EngineDevice, EngineConfig, Request};
 use rocmforge_gguf::TokenId;
+use rocmforge_gpu::RangeTool;
 use rocmforge_hub::dirs;
 use rocmforge_plan::{Dry, DynamicTemperature, KvType, Mirostat, SamplingParams, Xtc};
 use rocmforge_runtime::check::SelfCheck;
@@ -187,7 +188,7 @@ pub fn open_options(args: &GpuArgs) -> OpenOptions {
         image: args.gpu_image.clone(),
         variants: args.kernel_variant.unwrap_or_default(),
         memory_bytes: args.gpu_memory.map(|mib| u64::from(mib) << 20),
-        ranges: args.ranges,
+        ranges: args.ranges.then(|| Arc::new(RangeTool::from_env())),
         ..OpenOptions::from_env()
     }
 }

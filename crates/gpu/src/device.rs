@@ -1,5 +1,6 @@
 //! Devices: their names on the command line, the facts their drivers report, and the image of this build each one runs.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -157,17 +158,35 @@ pub struct OpenOptions {
     pub cuda_library: Option<PathBuf>,
     /// Where HIP may be beside `/opt`.
     pub hip_folders: Arc<HipFolders>,
-    /// Whether operations are named for the profiler that runs this program ([`Gpu::range`](crate::Gpu::range)).
-    pub ranges: bool,
-    /// The library by which NVIDIA's profilers take these names.
+    /// The profiler that operations are named for ([`Gpu::range`](crate::Gpu::range)), if they are.
+    pub ranges: Option<Arc<RangeTool>>,
+}
+
+/// The profiler that runs this program.
+#[derive(Clone, Debug, Default)]
+pub struct RangeTool {
+    /// The library by which NVIDIA's profilers take names. AMD's takes them by a library of ROCm.
     pub nvtx_injection: Option<PathBuf>,
 }
 
+impl RangeTool {
+    /// Reads `NVTX_INJECTION64_PATH`, which the profiler sets.
+    pub fn from_env() -> RangeTool {
+        RangeTool {
+            nvtx_injection: set("NVTX_INJECTION64_PATH").map(PathBuf::from),
+        }
+    }
+}
+
+/// A variable of the environment that is not empty.
+fn set(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
 impl OpenOptions {
-    /// Reads `ROCMFORGE_GPU_IMAGE`, `ROCMFORGE_HIP_LIBRARY`, `ROCMFORGE_CUDA_LIBRARY`, `ROCM_PATH`,
-    /// `NVTX_INJECTION64_PATH`, and the prefixes of Python in `VIRTUAL_ENV` and `CONDA_PREFIX`. No other code reads them.
+    /// Reads `ROCMFORGE_GPU_IMAGE`, `ROCMFORGE_HIP_LIBRARY`, `ROCMFORGE_CUDA_LIBRARY`, `ROCM_PATH`, and the prefixes of
+    /// Python in `VIRTUAL_ENV` and `CONDA_PREFIX`. No other code reads them.
     pub fn from_env() -> OpenOptions {
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         OpenOptions {
             variants: Variants::default(),
             memory_bytes: None,
@@ -182,8 +201,7 @@ impl OpenOptions {
                     .map(PathBuf::from)
                     .collect(),
             }),
-            ranges: false,
-            nvtx_injection: set("NVTX_INJECTION64_PATH").map(PathBuf::from),
+            ranges: None,
         }
     }
 

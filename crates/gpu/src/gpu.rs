@@ -186,8 +186,8 @@ impl Gpu {
         let facts = driver.vendor_api.facts(driver, id.ordinal() as i32)?;
         let target = choose_image(&facts, options.image.as_deref())?;
         let mut gpu = Gpu::start((driver, id), facts, target, options.memory_bytes)?;
-        if options.ranges {
-            gpu.ranges = Some(Arc::new(Ranges::of(driver.vendor, options)));
+        if let Some(tool) = &options.ranges {
+            gpu.ranges = Some(Arc::new(Ranges::of(driver.vendor, tool, options)));
         }
         Ok(gpu.with_variants(options.variants))
     }

@@ -39,7 +39,7 @@ pub use batch::{
     MAX_BATCH_OPERATIONS, MAX_BATCH_ROWS, MatmulInput, OperationTime, QuantizedMatmulOp,
     WeightHandle,
 };
-pub use device::{DeviceId, DeviceInfo, OpenOptions, Persona, Survey, image_targets};
+pub use device::{DeviceId, DeviceInfo, OpenOptions, Persona, RangeTool, Survey, image_targets};
 pub use driver::api::Field;
 pub use driver::host::checks::set_host_seed;
 pub use driver::libraries::{FoundBy, HIP_LIBRARIES, HipFolders, hip_libraries};

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libloading::Library;
 
-use crate::device::OpenOptions;
+use crate::device::{OpenOptions, RangeTool};
 use crate::driver::api::Vendor;
 use crate::driver::libraries::hip_libraries;
 
@@ -56,18 +56,18 @@ impl Ranges {
     ///
     /// # Errors
     /// A sentence, if there is none, or its library is missing or refuses.
-    pub(crate) fn of(vendor: Vendor, options: &OpenOptions) -> Result<Ranges, String> {
-        match vendor {
-            Vendor::Cuda => match &options.nvtx_injection {
-                Some(library) => nvtx(library),
-                None => Err("NVTX_INJECTION64_PATH is not set: nsys or ncu sets it".into()),
-            },
-            Vendor::Hip => roctx(options),
-            Vendor::Host => match &options.nvtx_injection {
-                // For tests.
-                Some(library) => nvtx(library),
-                None => Err("emulated GPUs have no profiler".into()),
-            },
+    pub(crate) fn of(
+        vendor: Vendor,
+        tool: &RangeTool,
+        options: &OpenOptions,
+    ) -> Result<Ranges, String> {
+        match (vendor, &tool.nvtx_injection) {
+            (Vendor::Hip, _) => roctx(options),
+            // Emulated GPUs have NVIDIA's, for tests.
+            (Vendor::Cuda | Vendor::Host, Some(library)) => nvtx(library),
+            (Vendor::Cuda | Vendor::Host, None) => {
+                Err("NVTX_INJECTION64_PATH is not set, as nsys and ncu set it".into())
+            }
         }
     }
 }

@@ -129,7 +129,7 @@ impl Flags {
                 open: open.clone(),
                 ..GpuConfig::default()
             };
-            BenchDevice::Gpu(id, config)
+            BenchDevice::Gpu(id, Box::new(config))
         };
         Ok(match self.device.as_str() {
             "all" => {

@@ -40,7 +40,7 @@ pub fn run(command: &SuiteCommand) -> Result<()> {
         let machines = devices.iter().map(|device| {
             let device = match device {
                 BenchDevice::Cpu => EngineDevice::Cpu,
-                BenchDevice::Gpu(_, config) => EngineDevice::Gpu(config.clone()),
+                BenchDevice::Gpu(_, config) => EngineDevice::Gpu(*config.clone()),
             };
             baseline::hardware(&device, n_threads)
         });
@@ -185,7 +185,7 @@ fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
         let mut devices = vec![BenchDevice::Cpu];
         for id in ids {
             if let EngineDevice::Gpu(config) = with(Device::Id(id))? {
-                devices.push(BenchDevice::Gpu(id, config));
+                devices.push(BenchDevice::Gpu(id, Box::new(config)));
             }
         }
         return Ok(devices);
@@ -203,7 +203,7 @@ fn devices(args: &SuiteArgs) -> Result<Vec<BenchDevice>> {
                 })
             };
             let id = config.id.map_or_else(best, Ok)?;
-            BenchDevice::Gpu(id, config)
+            BenchDevice::Gpu(id, Box::new(config))
         }
     }])
 }
