@@ -1,7 +1,12 @@
 //! Faults that a kernel must not have, and the exceptions.
 
+use super::blocks::Block;
 use super::code::Instruction;
+use super::dataflow;
+use super::hazards::Hazards;
 use super::metadata::Metadata;
+use super::registers::Kernel;
+use super::waits::Waits;
 
 /// A kind of fault in a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,6 +21,10 @@ pub(crate) enum Fault {
     Narrowed,
     /// Code for gfx12 of a compiler that omits waits (LLVM pull request 100067).
     NoAluWait,
+    /// A register that is used, or a barrier that is passed, before a memory access has returned.
+    MissingWait,
+    /// Instructions that need others in between, since the hardware does not keep them apart.
+    Hazard,
     /// `v_cvt_pk_f32_fp8` or `_bf8` on gfx12, where it is unreliable (SWDEV-532959; `kv_codes.h`).
     PackedFromFp8,
 }
@@ -70,11 +79,12 @@ pub(crate) fn is_excepted(module: &str, kernel: &str, fault: Fault) -> bool {
 /// Returns the faults of a kernel, each kind once, with the evidence. `whole` has for each instruction whether it runs
 /// with all lanes on.
 pub(crate) fn of(
-    target: &str,
-    code: &[Instruction],
+    kernel: &Kernel,
+    blocks: &[Block],
     whole: &[Option<bool>],
     metadata: &Metadata,
 ) -> Vec<(Fault, String)> {
+    let Kernel { target, code, .. } = kernel;
     let mut faults = Vec::new();
     let spills = [
         (Fault::VectorSpill, metadata.vector_spills, "vector"),
@@ -114,6 +124,14 @@ pub(crate) fn of(
     let narrowed = reached().filter(|(i, whole)| i.is_collective() && **whole == Some(false));
     if let Some(list) = listed(narrowed.map(|(i, _)| i).collect()) {
         faults.push((Fault::Narrowed, format!("lanes may be off at {list}")));
+    }
+    let without = None;
+    let early = dataflow::findings(&Waits { kernel, without }, blocks);
+    let near = dataflow::findings(&Hazards { kernel, without }, blocks);
+    for (fault, findings) in [(Fault::MissingWait, early), (Fault::Hazard, near)] {
+        if let Some(first) = findings.first() {
+            faults.push((fault, format!("{first} ({} in all)", findings.len())));
+        }
     }
     if target.starts_with("gfx12") {
         let n = reached().count();

@@ -1,21 +1,28 @@
 //! `cargo xtask isa-report`: reports on the machine code of the GPU kernels for AMD, without such a GPU. It prints each
 //! kernel's resources, loads, the instructions of its hottest loop and the memory bandwidth that loop could use, and
-//! fails on what makes a kernel slow or wrong: spills, scratch memory, and collective instructions while lanes are off.
+//! fails on what makes a kernel slow or wrong: spills, scratch memory, collective instructions while lanes are off,
+//! missing waits and hazards.
 //!
-//! `images` → `tools` (LLVM's listing and notes) → `code`, `metadata` → `blocks` → `exec`, `hot_loop` → `faults`.
+//! `images` → `tools` (LLVM's listing and notes) → `code`, `metadata` → `blocks`, `registers` → `exec`, `hot_loop`,
+//! `waits` and `hazards` (by `dataflow`) → `faults`. `prove` tests `waits` and `hazards` on wrong code.
 
 mod blocks;
 mod code;
+mod dataflow;
 mod exec;
 mod faults;
+mod hazards;
 mod hot_loop;
 mod images;
 mod machine;
 mod metadata;
+mod prove;
+mod registers;
 mod scalar;
 #[cfg(test)]
 mod tests;
 mod tools;
+mod waits;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -30,6 +37,8 @@ use images::Image;
 pub(crate) use images::expand;
 use machine::Machine;
 use metadata::Metadata;
+use prove::Proof;
+use registers::Kernel;
 use tools::Tools;
 
 /// The kernels to report on.
@@ -51,6 +60,9 @@ pub(crate) struct Options {
         value_name = "NAME"
     )]
     kernel: String,
+    /// Instead, take each wait out of the code in turn, and count how many are missed
+    #[arg(long)]
+    prove_waits: bool,
 }
 
 /// The findings for a kernel.
@@ -93,7 +105,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .collect();
     let by_module = !images.is_empty();
     let images = if by_module { images } else { all().collect() };
-    let mut reports = examine_all(&images)?;
+    if options.prove_waits {
+        let proofs = for_each(&images, prove_kernels)?;
+        let wanted = |name: &String| by_module || name.contains(&options.kernel);
+        for target in &targets {
+            let of_target = proofs
+                .iter()
+                .filter(|p| p.target == *target && wanted(&p.name));
+            let mut sum = Proof::default();
+            of_target.for_each(|kernel| sum += kernel.proof);
+            println!("{target}: {sum}");
+        }
+        return Ok(());
+    }
+    let mut reports = for_each(&images, examine)?;
     reports.retain(|r| by_module || r.name.contains(&options.kernel));
     if reports.is_empty() {
         bail!("no kernel is called {:?}", options.kernel);
@@ -126,23 +151,34 @@ fn faults_of(reports: &[Report]) -> Vec<String> {
 /// Images to disassemble at once. They must be for one target, since the disassembler takes that of the first for all.
 const AT_ONCE: usize = 16;
 
-/// Examines images in parallel.
-fn examine_all(images: &[Image]) -> Result<Vec<Report>> {
+/// What `for_each` knows of an image.
+struct Parts<'a> {
+    module: &'a str,
+    target: &'a str,
+    listing: &'a str,
+    notes: &'a str,
+}
+
+/// Takes images apart in parallel and returns what `examine` says of each.
+fn for_each<T: Send>(
+    images: &[Image],
+    examine: impl Fn(&Parts) -> Result<Vec<T>> + Sync,
+) -> Result<Vec<T>> {
     let tools = Tools::find()?;
     let of_targets = images.chunk_by(|one, other| one.target == other.target);
     let some: Vec<&[Image]> = of_targets.flat_map(|all| all.chunks(AT_ONCE)).collect();
     let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<(usize, Result<Vec<Report>>)>> = Mutex::default();
+    let done: Mutex<Vec<(usize, Result<Vec<T>>)>> = Mutex::default();
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     let Some(images) = some.get(at) else { break };
-                    let reports = examine_some(&tools, images);
+                    let results = for_some(&tools, images, &examine);
                     done.lock()
                         .expect("nothing panics in it")
-                        .push((at, reports));
+                        .push((at, results));
                 }
             });
         }
@@ -150,14 +186,17 @@ fn examine_all(images: &[Image]) -> Result<Vec<Report>> {
     let mut done = done.into_inner().expect("nothing panics in it");
     done.sort_by_key(|(at, _)| *at);
     let mut all = Vec::new();
-    for (_, reports) in done {
-        all.extend(reports?);
+    for (_, results) in done {
+        all.extend(results?);
     }
     Ok(all)
 }
 
-/// Reports on all kernels of some images.
-fn examine_some(tools: &Tools, images: &[Image]) -> Result<Vec<Report>> {
+fn for_some<T>(
+    tools: &Tools,
+    images: &[Image],
+    examine: impl Fn(&Parts) -> Result<Vec<T>>,
+) -> Result<Vec<T>> {
     let what = |image: &Image| format!("{} for {}", image.module, image.target);
     let mut objects = Vec::new();
     for image in images {
@@ -166,31 +205,58 @@ fn examine_some(tools: &Tools, images: &[Image]) -> Result<Vec<Report>> {
     }
     let mut all = Vec::new();
     for (image, (listing, notes)) in images.iter().zip(tools.take_apart(&objects)?) {
-        let reports = examine(&image.module, &image.target, &listing, &notes);
-        all.extend(reports.with_context(|| what(image))?);
+        let results = examine(&Parts {
+            module: &image.module,
+            target: &image.target,
+            listing: &listing,
+            notes: &notes,
+        });
+        all.extend(results.with_context(|| what(image))?);
+    }
+    Ok(all)
+}
+
+/// The waits of a kernel that were taken out.
+struct Proven {
+    target: String,
+    name: String,
+    proof: Proof,
+}
+
+/// Takes the waits out of all kernels of an object file.
+fn prove_kernels(image: &Parts) -> Result<Vec<Proven>> {
+    let mut all = Vec::new();
+    for code in code::parse(image.listing) {
+        let blocks = blocks::blocks(&code.instructions).map_err(anyhow::Error::msg)?;
+        all.push(Proven {
+            target: image.target.into(),
+            proof: prove::prove(&Kernel::new(image.target, &code.instructions), &blocks),
+            name: code.name,
+        });
     }
     Ok(all)
 }
 
 /// Reports on all kernels of an object file, from its disassembly and notes.
-fn examine(module: &str, target: &str, listing: &str, notes: &str) -> Result<Vec<Report>> {
-    let machine = machine::of(target).context("there is no reference card")?;
-    let mut kernels = metadata::parse(notes);
+fn examine(image: &Parts) -> Result<Vec<Report>> {
+    let machine = machine::of(image.target).context("there is no reference card")?;
+    let mut kernels = metadata::parse(image.notes);
     let mut reports = Vec::new();
-    for code in code::parse(listing) {
+    for code in code::parse(image.listing) {
         let metadata = kernels
             .remove(&code.name)
             .with_context(|| format!("{} is a function that was not inlined", code.name))?;
         let blocks = blocks::blocks(&code.instructions).map_err(anyhow::Error::msg)?;
         let whole = exec::whole(&code.instructions, &blocks, metadata.wave_size);
         let loops = blocks::loops(&blocks);
+        let kernel = Kernel::new(image.target, &code.instructions);
         reports.push(Report {
-            target: target.into(),
-            module: module.into(),
+            target: image.target.into(),
+            module: image.module.into(),
             machine,
             loads: hot_loop::load_widths(&code.instructions, &blocks),
             hot: hot_loop::find(&code.instructions, &blocks, &loops, machine),
-            faults: faults::of(target, &code.instructions, &whole, &metadata),
+            faults: faults::of(&kernel, &blocks, &whole, &metadata),
             name: code.name,
             metadata,
         });

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
@@ -29,8 +30,15 @@ impl Tools {
         &self,
         objects: &[(String, Vec<u8>)],
     ) -> Result<Vec<(String, String)>> {
+        // Tests take the same objects apart at once.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
         let folder = images::cache()?;
-        let file = |name: &String| folder.join(format!("{name}.{}.tmp", std::process::id()));
+        let unique = format!(
+            "{}.{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let file = |name: &String| folder.join(format!("{name}.{unique}.tmp"));
         let files: Vec<PathBuf> = objects.iter().map(|(name, _)| file(name)).collect();
         for (file, (_, object)) in files.iter().zip(objects) {
             fs::write(file, object)?;

@@ -1,0 +1,338 @@
+//! Hazards of gfx90a and gfx942: pairs of instructions with too few wait states in between. An instruction is one wait
+//! state, and `s_nop N` is N + 1.
+
+use super::{Family, Hazards, Recent, is_transcendental, is_vector, is_vector_memory};
+use crate::isa_report::code::Instruction;
+use crate::isa_report::registers::{self, Access, EXEC, M0, Registers, Unit, VCC};
+
+/// The most wait states that a rule needs after a matrix instruction, and after others.
+const MOST_AFTER_MATRIX: u8 = 19;
+const MOST: u8 = 5;
+/// As far as LLVM looks back in a row of memory accesses.
+const ROW: usize = 5;
+
+impl Hazards<'_> {
+    /// Applies an instruction to the recent ones, and returns what is wrong with it.
+    pub(super) fn step_cdna(&self, at: usize, recent: &mut Vec<Recent>) -> Option<String> {
+        let (instruction, access) = (&self.kernel.code[at], &self.kernel.accesses[at]);
+        let finding = recent.iter().find_map(|earlier| {
+            let needed = self.needed(earlier.at, at);
+            (needed > earlier.distance).then(|| {
+                format!(
+                    "{} comes {} wait states after {}, which needs {needed}",
+                    self.kernel.place(at),
+                    earlier.distance,
+                    self.kernel.place(earlier.at)
+                )
+            })
+        });
+        let finding = finding.or_else(|| self.overwrites_address(at));
+        let states = wait_states(instruction);
+        recent.retain_mut(|r| {
+            r.distance = r.distance.saturating_add(states);
+            let is_matrix = self.kernel.code[r.at].is_matrix();
+            r.distance < if is_matrix { MOST_AFTER_MATRIX } else { MOST }
+        });
+        let matters = is_vector(access)
+            || access.writes_any(M0)
+            || (access.unit == Unit::Memory && access.writes.is_empty());
+        if matters {
+            recent.retain(|r| r.at != at);
+            let place = recent.partition_point(|r| r.at < at);
+            recent.insert(
+                place,
+                Recent {
+                    at,
+                    distance: 0,
+                    n_transcendental: 0,
+                },
+            );
+        }
+        finding
+    }
+
+    /// Finds accesses to memory in a row, one of which overwrites what it or another one reads. With XNACK, which the
+    /// images allow, they are repeated together after a page fault.
+    fn overwrites_address(&self, at: usize) -> Option<String> {
+        let accesses = &self.kernel.accesses;
+        let access = &accesses[at];
+        if !matches!(access.unit, Unit::Memory | Unit::ScalarMemory) {
+            return None;
+        }
+        let overlap = |one: usize, other: usize| accesses[one].has_read(&accesses[other].writes);
+        let before = (0..at).rev().filter(|before| Some(*before) != self.without);
+        let row = before.take_while(|before| accesses[*before].unit == access.unit);
+        let mut row = row.take(ROW);
+        let other = row.find(|before| {
+            let before = *before;
+            !accesses[before].writes.is_empty()
+                && [(before, at), (at, before), (before, before), (at, at)]
+                    .into_iter()
+                    .any(|(one, other)| overlap(one, other))
+        })?;
+        Some(format!(
+            "{} and {} overwrite an address without another instruction in between",
+            self.kernel.place(at),
+            self.kernel.place(other)
+        ))
+    }
+
+    /// Returns the wait states needed between two instructions.
+    fn needed(&self, earlier: usize, later: usize) -> u8 {
+        let pair = Pair {
+            is_cdna3: self.family() == Family::Cdna3,
+            earlier: &self.kernel.code[earlier],
+            before: &self.kernel.accesses[earlier],
+            later: &self.kernel.code[later],
+            after: &self.kernel.accesses[later],
+        };
+        if pair.earlier.is_matrix() {
+            return if pair.later.is_matrix() {
+                pair.matrix_to_matrix()
+            } else {
+                pair.after_matrix()
+            };
+        }
+        match pair.before.unit {
+            Unit::Vector => pair.after_vector(),
+            Unit::Scalar => pair.after_m0(),
+            _ => pair.after_store(),
+        }
+    }
+}
+
+fn wait_states(instruction: &Instruction) -> u8 {
+    let n = match instruction.operands.first() {
+        Some(n) if instruction.mnemonic == "s_nop" => n.parse().unwrap_or(0),
+        _ => 0,
+    };
+    n + 1
+}
+
+/// Two instructions, and what the first writes and the second reads and writes.
+struct Pair<'a> {
+    is_cdna3: bool,
+    earlier: &'a Instruction,
+    before: &'a Access,
+    later: &'a Instruction,
+    after: &'a Access,
+}
+
+impl Pair<'_> {
+    fn reads(&self, registers: Registers) -> bool {
+        self.after.reads.iter().any(|read| read.overlaps(registers))
+    }
+
+    fn reads_result(&self) -> bool {
+        self.after.has_read(&self.before.writes)
+    }
+
+    fn writes_result(&self) -> bool {
+        let mut written = self.before.writes.iter();
+        written.any(|&registers| self.after.writes_any(registers))
+    }
+
+    fn result_is_input(&self, operand: usize) -> bool {
+        let input = self.later.operands.get(operand);
+        let input = input.and_then(|operand| registers::parse(operand));
+        input.is_some_and(|input| self.before.writes_any(input))
+    }
+
+    fn matrix_to_matrix(&self) -> u8 {
+        let passes = passes(self.earlier, self.is_cdna3);
+        let is_fast = is_fast(self.earlier);
+        let inputs = if self.is_cdna3 && !is_fast {
+            passes + 2
+        } else {
+            passes + 3
+        };
+        if self.result_is_input(1) || self.result_is_input(2) {
+            return inputs;
+        }
+        // As C of the same registers, the result is forwarded.
+        let sparse = self.later.mnemonic.starts_with("v_smfmac");
+        let c = registers::parse(&self.later.operands[if sparse { 0 } else { 3 }]);
+        let d = self.before.writes[0];
+        match c {
+            Some(c) if c == d => match self.is_cdna3 && passes == 2 {
+                true => 2,
+                false => 0,
+            },
+            Some(c) if c.overlaps(d) => match self.is_cdna3 {
+                true if !is_fast && self::is_fast(self.later) => 0,
+                true if is_fast => passes + 1,
+                _ => passes,
+            },
+            _ => 0,
+        }
+    }
+
+    /// Vector and memory instructions that touch registers of a matrix instruction.
+    fn after_matrix(&self) -> u8 {
+        if !is_vector(self.after) && !is_vector_memory(self.after) {
+            return 0;
+        }
+        let passes = passes(self.earlier, self.is_cdna3);
+        let is_slow = self.is_cdna3 && !is_fast(self.earlier);
+        if self.reads_result() || self.writes_result() {
+            return passes + if is_slow { 2 } else { 3 };
+        }
+        let c = self.earlier.operands.get(3);
+        let c = c.and_then(|operand| registers::parse(operand));
+        let overwrites_c = c.is_some_and(|c| self.after.writes_any(c));
+        if overwrites_c && !is_slow {
+            passes - 1
+        } else {
+            0
+        }
+    }
+
+    fn after_vector(&self) -> u8 {
+        let name = self.later.mnemonic.as_str();
+        let is_dot = self.earlier.is_dot();
+        let writes_exec = self.before.writes_any(EXEC);
+        if self.later.is_matrix() {
+            return if writes_exec {
+                4
+            } else if !is_dot && self.reads_result() {
+                2
+            } else {
+                0
+            };
+        }
+        let mut needed = 0;
+        let mut need = |states: u8, applies: bool| {
+            if applies {
+                needed = needed.max(states);
+            }
+        };
+        if is_vector_memory(self.after) {
+            let scalar = |r: &&Registers| r.is_scalar();
+            let scalars = self.before.writes.iter().filter(scalar);
+            let reads = |r: &Registers| self.after.unit == Unit::Memory && self.reads(*r);
+            need(5, scalars.into_iter().any(reads));
+            need(3, is_dot && (self.reads_result() || self.writes_result()));
+        }
+        if !is_vector(self.after) {
+            return needed;
+        }
+        let source = |n: usize| self.later.operands.get(n).and_then(|o| registers::parse(o));
+        let written = |r: Option<Registers>| r.is_some_and(|r| self.before.writes_any(r));
+        if name.contains("_dpp") {
+            let vectors = self.after.reads.iter().filter(|r| r.is_vector());
+            need(2, vectors.into_iter().any(|r| self.before.writes_any(*r)));
+            need(5, writes_exec);
+        }
+        need(
+            4,
+            name.starts_with("v_div_fmas") && self.before.writes_any(VCC),
+        );
+        let picks_lane = ["v_readlane", "v_writelane"]
+            .iter()
+            .any(|p| name.starts_with(p));
+        let lane = source(2).filter(|r| r.is_scalar());
+        need(4, picks_lane && written(lane));
+        if is_dot {
+            let same = self.earlier.mnemonic == self.later.mnemonic;
+            // The accumulator of the same instruction is forwarded.
+            let reads = if same {
+                written(source(1)) || written(source(2))
+            } else {
+                self.reads_result()
+            };
+            need(3, reads || (!same && self.writes_result()));
+        }
+        if self.is_cdna3 {
+            let reads_lane = ["v_readlane", "v_readfirstlane"]
+                .iter()
+                .any(|p| name.starts_with(p));
+            let scalars = self.before.writes.iter().filter(|r| r.is_scalar());
+            need(2, scalars.into_iter().any(|r| self.reads(*r)));
+            need(1, reads_lane && written(source(1)));
+            need(4, (reads_lane || picks_lane) && writes_exec);
+            need(
+                1,
+                is_transcendental(self.earlier)
+                    && !is_transcendental(self.later)
+                    && self.reads_result(),
+            );
+            need(1, writes_part(self.earlier) && self.reads_result());
+        }
+        needed
+    }
+
+    /// A vector instruction overwrites the data of a store of more than 8 bytes per lane.
+    fn after_store(&self) -> u8 {
+        let wide = ["store_dwordx3", "store_dwordx4"];
+        if !is_vector(self.after) || !wide.iter().any(|w| self.earlier.mnemonic.contains(w)) {
+            return 0;
+        }
+        let data = self.earlier.operands.get(1);
+        let data = data.and_then(|operand| registers::parse(operand));
+        match data.is_some_and(|data| self.after.writes_any(data)) {
+            true if self.is_cdna3 => 2,
+            true => 1,
+            false => 0,
+        }
+    }
+
+    /// An instruction reads M0 implicitly.
+    fn after_m0(&self) -> u8 {
+        let name = self.later.mnemonic.as_str();
+        let modifiers = self.later.operands.last().map_or("", String::as_str);
+        let reads = name.contains("s_movrel")
+            || name.contains("_addtid_")
+            || name.starts_with("s_sendmsg")
+            || registers::loads_to_shared(name, modifiers);
+        u8::from(reads)
+    }
+}
+
+/// Returns the passes of a matrix instruction: steps of 4 cycles. From LLVM's SISchedule.td.
+fn passes(instruction: &Instruction, is_cdna3: bool) -> u8 {
+    let name = instruction.mnemonic.as_str();
+    let shape = name.split('_').find(|part| part.matches('x').count() >= 2);
+    let mut sides = shape.unwrap_or("").split('x').map(|side| {
+        let digits = side.split(|c: char| !c.is_ascii_digit()).next();
+        digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    });
+    let (rows, _, depth): (u32, Option<u32>, u32) = (
+        sides.next().unwrap_or(0),
+        sides.next(),
+        sides.next().unwrap_or(0),
+    );
+    // CDNA 3 doubled the rate of the deep shapes, those of one block.
+    let is_deep = name.starts_with("v_smfmac") || rows * depth >= 256 || name.contains("xf32");
+    match rows {
+        4 => 2,
+        16 if is_cdna3 && is_deep => 4,
+        16 => 8,
+        _ if is_cdna3 && is_deep => 8,
+        _ => 16,
+    }
+}
+
+/// Whether a matrix instruction runs on the fast part of the matrix unit: all types but f32 and f64.
+fn is_fast(instruction: &Instruction) -> bool {
+    let inputs = instruction.mnemonic.rsplit('x').next().unwrap_or("");
+    let inputs = inputs.trim_start_matches(|c: char| c.is_ascii_digit() || c == '_');
+    !(inputs == "f32" || inputs == "f64") || instruction.mnemonic.contains("_xf32")
+}
+
+/// Whether a vector instruction writes half of its register: `dst_sel:WORD_1`, or `op_sel` with a further entry for the
+/// result, which packed instructions do not have.
+fn writes_part(instruction: &Instruction) -> bool {
+    let operands = &instruction.operands;
+    let modifiers = operands.last().map_or("", String::as_str);
+    let selects = |word: &str| word.starts_with("dst_sel:") && word != "dst_sel:DWORD";
+    // Listings divide at commas: `v2 op_sel:[0`, `0`, `1]`.
+    let n_sources = operands
+        .iter()
+        .position(|operand| operand.contains(" op_sel:["));
+    let entries = n_sources.and_then(|n| operands.get(n + 1..=2 * n));
+    let for_result = entries.and_then(<[String]>::split_last);
+    let selects_result = for_result.is_some_and(|(last, others)| {
+        last.starts_with("1]") && !others.iter().any(|other| other.contains(']'))
+    });
+    selects_result || modifiers.split_whitespace().any(selects)
+}
