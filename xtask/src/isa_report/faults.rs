@@ -66,6 +66,12 @@ const EXCEPTIONS: &[Exception] = &[
         fault: Fault::ScalarSpill,
         reason: "on gfx90a four scalars are kept in lanes of a vector register; the vector registers suffice",
     },
+    Exception {
+        module: "attention_decode.Q5_1",
+        kernel: "decode_512_4",
+        fault: Fault::ScalarSpill,
+        reason: "as attention_decode.F8E4M3",
+    },
 ];
 
 /// Whether the fault is excepted. `module` may include its format.
