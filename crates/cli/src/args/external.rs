@@ -20,7 +20,7 @@ pub struct ExternalArgs {
     /// Counters by hardware name, collected in one run
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub pmc: Vec<String>,
-    /// What rocprofv3 traces beside kernels: hip, hsa, copies, markers [default: hip]
+    /// What rocprofv3 traces too: hip, hsa, copies, markers [default: hip]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub trace: Vec<String>,
     /// GPU for amd-smi, nvidia-smi: number, PCI address or UUID [default: 0]

@@ -144,6 +144,10 @@ fn utilization(found: &Utilization) -> String {
         || format!("{NOT_AVAILABLE}: not reported by the source"),
         bytes,
     );
+    let condition = found.condition().map_or_else(
+        || format!("{NOT_AVAILABLE}: not reported by the source"),
+        |known| Escaped(&known).to_string(),
+    );
     facts(&[
         ("Busy, mean", format!("{mean} ({side} the target of 80 %)")),
         (
@@ -156,12 +160,7 @@ fn utilization(found: &Utilization) -> String {
         ),
         ("Samples", count(busy.n as u64)),
         ("Memory in use", memory),
-        (
-            "Power, temperature, clock",
-            found
-                .condition()
-                .unwrap_or_else(|| format!("{NOT_AVAILABLE}: not reported by the source")),
-        ),
+        ("Power, temperature, clock", condition),
         ("Read from", Escaped(&found.source).to_string()),
     ])
 }
