@@ -15,9 +15,9 @@ const SAMPLED: &[&str] = &[
 const WITH_ALL_FORMATS: &[&str] = &["host-gfx10", "host-nv"];
 
 /// The older GPUs of each kind, whose modules differ from newer ones in the same places. CI compiles those of these
-/// formats and types of the cache for them.
+/// formats and types of the cache for them: the embedded model's, which tests run with stub drivers, and two others.
 const OLDER: &[&str] = &["gfx1030", "gfx90a", "sm_80"];
-const ON_OLDER: &[&str] = &["F32", "F16", "Q8_0", "Q4_K"];
+const ON_OLDER: &[&str] = &["F32", "Q4_K", "Q6_K", "F16", "Q8_0"];
 const CACHED_ON_OLDER: &[&str] = &["F16"];
 
 /// Modules of the KV cache.
