@@ -45,6 +45,7 @@ mod reasoning;
 mod recommend;
 mod rerank;
 mod resolve;
+mod sensors;
 mod serve;
 mod session;
 mod speculation;

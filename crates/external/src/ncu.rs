@@ -118,7 +118,7 @@ fn innermost(ranges: &str) -> Option<&str> {
     let last = ranges.split('"').skip(1).step_by(2).last()?;
     // Six attributes follow the name.
     let named = last.rsplitn(7, ':').nth(6)?;
-    Some(named.split_once(':')?.1)
+    named.strip_prefix("<default domain>:")
 }
 
 /// Nanoseconds per unit of time, under the names of all versions.

@@ -244,7 +244,7 @@ impl Gpu {
     /// Whether operations are to be named for a profiler ([`OpenOptions::ranges`]).
     ///
     /// # Errors
-    /// Why no profiler takes the names.
+    /// Why no profiler takes the names. On AMD only a missing library is known.
     pub fn has_ranges(&self) -> Result<bool, &str> {
         match self.ranges.as_deref() {
             None => Ok(false),

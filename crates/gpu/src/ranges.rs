@@ -6,6 +6,7 @@
 //! `nvtxTypes.h`). For AMD's they are ranges of ROCTx, a library of ROCm.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
@@ -35,7 +36,9 @@ pub(crate) struct Ranges {
 }
 
 /// A range, which ends when this is dropped. Ranges of a thread end in the reverse order.
-pub struct NamedRange<'a>(&'a Ranges);
+///
+/// It stays on its thread.
+pub struct NamedRange<'a>(&'a Ranges, PhantomData<*const ()>);
 
 impl Drop for NamedRange<'_> {
     fn drop(&mut self) {
@@ -49,7 +52,7 @@ impl Ranges {
     pub(crate) fn begin(&self, name: &CStr) -> NamedRange<'_> {
         // SAFETY: as in `drop`; the name ends with a zero, and the library copies it.
         unsafe { (self.push)(name.as_ptr()) };
-        NamedRange(self)
+        NamedRange(self, PhantomData)
     }
 
     /// The ranges of the profiler that runs this program.
@@ -66,7 +69,7 @@ impl Ranges {
             // Emulated GPUs have NVIDIA's, for tests.
             (Vendor::Cuda | Vendor::Host, Some(library)) => nvtx(library),
             (Vendor::Cuda | Vendor::Host, None) => {
-                Err("NVTX_INJECTION64_PATH is not set, as nsys and ncu set it".into())
+                Err("NVTX_INJECTION64_PATH is not set; nsys and ncu set it".into())
             }
         }
     }
@@ -107,9 +110,10 @@ const VERSION_INFO: u32 = 3;
 /// `NVTX_VERSION`.
 const NVTX_3: u32 = 3;
 
-/// The functions of each module of NVTX, with one number more: of the core, CUDA, OpenCL, CUDA's runtime, the core with
-/// domains, and synchronization. Numbers start at 1, those of modules and those of functions.
-const N_FUNCTIONS: [usize; 6] = [16, 9, 15, 7, 17, 7];
+/// Sizes of NVTX's tables, by module: the core, CUDA, OpenCL, CUDA's runtime, the core with domains, and synchronization.
+/// Modules are numbered from 1, and so are functions: a size is one more than the last number.
+const N_FUNCTIONS: [usize; 6] = [16, 9, 15, 7, 16, 7];
+/// A null follows the last entry.
 const MOST_FUNCTIONS: usize = 17;
 
 /// Numbers of the core's functions `RangePushA` and `RangePop`.
@@ -183,19 +187,21 @@ unsafe extern "C" fn get_table(
     };
     let tables = TABLES.get_or_init(|| {
         Tables(std::array::from_fn(|module| {
-            std::array::from_fn(|function| match function {
-                0 => null(),
-                _ => &raw const SLOTS[module][function],
-            })
+            std::array::from_fn(
+                |function| match (1..N_FUNCTIONS[module]).contains(&function) {
+                    true => &raw const SLOTS[module][function],
+                    false => null(),
+                },
+            )
         }))
     });
     // SAFETY: both are null or pointers to variables of the tool.
     unsafe {
-        if let Some(table) = table.as_mut() {
-            *table = tables.0[module].as_ptr();
+        if !table.is_null() {
+            table.write(tables.0[module].as_ptr());
         }
-        if let Some(n_entries) = n_entries.as_mut() {
-            *n_entries = *n as c_uint;
+        if !n_entries.is_null() {
+            n_entries.write(*n as c_uint);
         }
     }
     1

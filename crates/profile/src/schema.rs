@@ -270,10 +270,11 @@ pub struct Utilization {
     /// Of a GPU's compute units.
     #[serde(default)]
     pub clock_mhz: Option<Summary>,
-    /// What held the clock down in any sample: `power`, `temperature`, `current`, `hardware`.
+    /// What held the clock down in any sample: `power`, `temperature`, `current`, `hardware`, `unknown`.
     #[serde(default)]
     pub throttled_by: Vec<String>,
-    /// Energy per generated token of the sampled runs, their prompts included.
+    /// Energy of the GPU by the tokens of the sampled runs: of `profile` those that were generated, of `bench` those of the
+    /// test.
     #[serde(default)]
     pub joules_per_token: Option<f64>,
 }

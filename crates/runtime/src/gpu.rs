@@ -498,7 +498,7 @@ impl Backend for GpuBackend {
             kv_bytes: self.memory.kv_bytes(),
             state_bytes: self.memory.state_bytes(),
             device_memory: Some(self.device_memory),
-            graphs: self.options.graphs == Graphs::On,
+            graphs: self.options.graphs != Graphs::Off,
             n_tuned: match self.gpu.variants().is_empty() {
                 true => self.gpu.tuning().len(),
                 false => 0,

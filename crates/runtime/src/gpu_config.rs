@@ -42,6 +42,8 @@ pub enum WhenIdle {
 pub enum Graphs {
     #[default]
     On,
+    /// As `On`, but not those of one sequence: a check found separate launches to be faster.
+    OfSeveral,
     /// Every launch of every step is queued separately.
     Off,
 }

@@ -111,7 +111,7 @@ pub struct BenchArgs {
     /// Skip the warm-up run
     #[arg(long)]
     pub no_warmup: bool,
-    /// Do not run each test of a GPU 2.5 s longer to read power, temperature and clock
+    /// Do not run each test of a GPU again for 2.5 s to read power, temperature and clock
     #[arg(long)]
     pub no_sensors: bool,
     /// Output format

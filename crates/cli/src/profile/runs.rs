@@ -9,7 +9,7 @@ use rocmforge_cpu::default_threads;
 use rocmforge_engine::kv_cache::KvUsage;
 use rocmforge_engine::{ContextPolicy, Device, EngineConfig, EngineError, Event, Request};
 use rocmforge_external::ExternalError;
-use rocmforge_external::sampler::{EVERY, Sampler, Source};
+use rocmforge_external::sampler::Source;
 use rocmforge_gguf::TokenId;
 use rocmforge_profile::schema::Utilization;
 use rocmforge_profile::timer::Collector;
@@ -19,10 +19,8 @@ use crate::answer::bar;
 use crate::args::ProfileArgs;
 use crate::interrupt::Working;
 use crate::output;
+use crate::sensors::while_running;
 use crate::session::Session;
-
-/// Duration of the runs that sample device utilization.
-const SAMPLED: Duration = Duration::from_secs(1);
 
 /// How often the progress bar is drawn while nothing ends.
 pub const TICK: Duration = Duration::from_millis(200);
@@ -165,24 +163,20 @@ impl Runs {
         let n_threads = session.config.n_threads.unwrap_or_else(default_threads);
         let backend = backend_name(&session.config);
         let source = Source::of_backend(&backend, n_threads, &|name| std::env::var(name).ok());
-        let sampler = match source.and_then(|source| Sampler::start(&source, EVERY)) {
-            Ok(sampler) => sampler,
+        let source = match source {
+            Ok(source) => source,
             Err(error) => return Ok(Some(Err(error))),
         };
-        let started = Instant::now();
-        let mut n_tokens = 0;
-        while started.elapsed() < SAMPLED {
-            if self.run(session, prompt, n_gen, working, None)?.is_none() {
-                return Ok(None);
-            }
-            n_tokens += n_gen;
+        let run = || match self.run(session, prompt, n_gen, working, None) {
+            Ok(Some(_)) => Ok(n_gen),
+            Ok(None) => Err(None),
+            Err(error) => Err(Some(error)),
+        };
+        match while_running(&source, run) {
+            Ok(found) => Ok(Some(found)),
+            Err(None) => Ok(None),
+            Err(Some(error)) => Err(error),
         }
-        let elapsed = started.elapsed();
-        Ok(Some(
-            sampler
-                .finish()
-                .map(|found| found.per_token(n_tokens, elapsed)),
-        ))
     }
 
     /// Returns whether there are results.

@@ -69,6 +69,9 @@ fn a_profiler_is_told_each_operation() {
         .filter_map(|line| line.strip_prefix(' '))
         .collect();
     for part in [
+        "begin step",
+        "choose tokens",
+        "end step",
         "embed token_embd ",
         "rope_kv",
         "attention ",

@@ -89,13 +89,19 @@ pub(super) struct NvidiaSmi {
 
 impl NvidiaSmi {
     pub(super) fn start(program: &Path, gpu: &str) -> Result<NvidiaSmi, ExternalError> {
-        let known = FIELDS.into_iter().find(|fields| {
+        let mut known = FEWEST_FIELDS;
+        for fields in FIELDS {
             let once = query(program, gpu, fields);
-            let done = process::run(&once, &Limits::timeout(Duration::from_secs(10)));
-            done.is_ok_and(|done| done.status.success())
-        });
+            if process::run(&once, &Limits::timeout(Duration::from_secs(10)))?
+                .status
+                .success()
+            {
+                known = fields;
+                break;
+            }
+        }
         // If it knows none of them, its own words say why.
-        let command = every(query(program, gpu, known.unwrap_or(FEWEST_FIELDS)), EVERY);
+        let command = every(query(program, gpu, known), EVERY);
         let mut child = Group::spawn(&command)?;
         let stdout = child.0.stdout.take();
         let stdout = stdout.ok_or_else(|| nvidia_unavailable("it has no output".to_string()))?;

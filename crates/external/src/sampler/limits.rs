@@ -20,12 +20,11 @@ impl ClockLimits {
     /// power cap, 0x8 hardware slowdown, 0x20 and 0x40 thermal slowdown by software and hardware, 0x80 power brake. The
     /// others say that the GPU is idle, or that somebody set its clocks.
     pub(super) fn of_nvidia(bits: u64) -> ClockLimits {
-        let thermal = bits & 0x60 != 0;
         ClockLimits {
             power: bits & 0x4 != 0,
-            temperature: thermal,
-            // 0x8 comes with each of the more precise ones.
-            hardware: bits & 0x80 != 0 || (bits & 0x8 != 0 && !thermal),
+            temperature: bits & 0x60 != 0,
+            // 0x8 comes with 0x40 and 0x80.
+            hardware: bits & 0x80 != 0 || bits & 0x48 == 0x8,
             ..ClockLimits::default()
         }
     }
@@ -49,7 +48,7 @@ impl ClockLimits {
             (self.temperature, "temperature"),
             (self.current, "current"),
             (self.hardware, "hardware"),
-            (self.unnamed, "a limit that the source does not name"),
+            (self.unnamed, "unknown"),
         ]
         .into_iter()
         .filter_map(|(is_set, name)| is_set.then_some(name))

@@ -12,7 +12,7 @@ mod tests;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use gauges::nvidia_smi;
 use gauges::{NvidiaSmi, ProcessTime};
@@ -178,11 +178,21 @@ pub trait Probe: Send {
     fn read(&mut self) -> Result<Option<Reading>, ExternalError>;
 }
 
-/// Reads a gauge at intervals until it is stopped.
+/// Reads a gauge at intervals until it is stopped or dropped.
 pub struct Sampler {
     source: String,
     stop: Arc<Stop>,
-    worker: JoinHandle<Result<Vec<Reading>, ExternalError>>,
+    /// `None` once it has ended.
+    worker: Option<JoinHandle<Readings>>,
+}
+
+/// All readings with their times, or why there are none.
+type Readings = Result<Vec<(Instant, Reading)>, ExternalError>;
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.stop.ask();
+    }
 }
 
 #[derive(Default)]
@@ -228,7 +238,7 @@ impl Sampler {
             let mut readings = Vec::new();
             loop {
                 if readings.len() < MAX_READINGS {
-                    readings.extend(probe.read()?);
+                    readings.extend(probe.read()?.map(|reading| (Instant::now(), reading)));
                 }
                 if asked.wait(every) {
                     break;
@@ -236,29 +246,50 @@ impl Sampler {
             }
             // Runs shorter than the interval still get a reading.
             if readings.len() < 2 {
-                readings.extend(probe.read()?);
+                readings.extend(probe.read()?.map(|reading| (Instant::now(), reading)));
             }
             Ok(readings)
         });
         Sampler {
             source: source.into(),
             stop,
-            worker,
+            worker: Some(worker),
         }
     }
 
-    /// Stops and returns the summary.
+    /// Stops and returns the summary of all readings.
     ///
     /// # Errors
     /// If the gauge failed meanwhile, or the run was too short for a reading.
     pub fn finish(self) -> Result<Utilization, ExternalError> {
+        self.finish_within(|_| true)
+    }
+
+    /// Stops and returns the summary of the readings since `start`.
+    ///
+    /// # Errors
+    /// As of [`Sampler::finish`].
+    pub fn finish_since(self, start: Instant) -> Result<Utilization, ExternalError> {
+        let end = Instant::now();
+        self.finish_within(|time| (start..=end).contains(&time))
+    }
+
+    fn finish_within(
+        mut self,
+        counts: impl Fn(Instant) -> bool,
+    ) -> Result<Utilization, ExternalError> {
         self.stop.ask();
-        let readings = self.worker.join();
+        let worker = self.worker.take().expect("it ends only once");
+        let readings = worker.join();
         let unavailable = |reason: &str| ExternalError::Unavailable {
             source_name: self.source.clone(),
             reason: reason.to_string(),
         };
         let readings = readings.map_err(|_| unavailable("its thread failed"))??;
+        let readings: Vec<Reading> = readings
+            .into_iter()
+            .filter_map(|(time, reading)| counts(time).then_some(reading))
+            .collect();
         let summary = |value: fn(&Reading) -> Option<f64>| {
             let values: Vec<f64> = readings.iter().filter_map(value).collect();
             Summary::of(&values)

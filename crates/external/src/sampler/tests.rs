@@ -52,6 +52,16 @@ fn summarises_readings() {
             (meets_target, "given")
         );
     }
+    // Only what was read since a time.
+    let (done, all_read) = std::sync::mpsc::channel();
+    let probe = Box::new(Given(vec![Some(10.0), Some(20.0)], done));
+    let sampler = Sampler::with_probe("given", probe, Duration::from_millis(1));
+    all_read.recv_timeout(LONG).unwrap();
+    let late = sampler
+        .finish_since(Instant::now())
+        .unwrap_err()
+        .to_string();
+    assert!(late.contains("too short"), "{late}");
     let (done, _all_read) = std::sync::mpsc::channel();
     let silent = Sampler::with_probe("silent", Box::new(Given(vec![], done)), LONG);
     let error = silent.finish().unwrap_err().to_string();
@@ -120,7 +130,7 @@ fn reads_sysfs_during_a_run() {
     let sampler = Sampler::start(&source(0), Duration::from_millis(1)).unwrap();
     fs::remove_dir_all(dir.path().join("devices")).unwrap();
     let start = Instant::now();
-    while !sampler.worker.is_finished() && start.elapsed() < LONG {
+    while !sampler.worker.as_ref().unwrap().is_finished() && start.elapsed() < LONG {
         std::thread::yield_now();
     }
     let gone = sampler.finish().unwrap_err().to_string();

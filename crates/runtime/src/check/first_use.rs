@@ -45,7 +45,7 @@ pub(crate) struct FirstUse<'a> {
 
 impl<'a> FirstUse<'a> {
     /// Returns the check of `gpu` with `model`, or with the operations that `placement` gives it, or `None` if it is not
-    /// needed; and whether to use graphs, if `graphs` leaves the choice and a check found launches to be faster.
+    /// needed; and which graphs to use: `graphs`, or fewer if an earlier check found launches to be faster.
     ///
     /// # Errors
     /// Device errors.
@@ -91,7 +91,7 @@ impl<'a> FirstUse<'a> {
         let has = |key: &str| passed.as_ref().is_some_and(|passed| passed.contains(key));
         if has(&key) {
             let graphs = match has(&faster_launches(&key)) {
-                true => Graphs::Off,
+                true => Graphs::OfSeveral,
                 false => graphs,
             };
             return Ok((None, graphs));
@@ -304,7 +304,7 @@ fn key(
     ];
     let facts = facts.map(|fact| fact.replace(char::is_control, " "));
     let graphs = match graphs {
-        Graphs::On => "graphs",
+        Graphs::On | Graphs::OfSeveral => "graphs",
         Graphs::Off => "no graphs",
     };
     let facts = facts.join("; ");

@@ -78,13 +78,22 @@ impl GpuBackend {
             }
             Observation::Times => return Ok(Some(self.launch_timed(segment, shape)?)),
             Observation::Unobserved
-                if queued.kind == StepKind::Decode && self.options.graphs == Graphs::On =>
+                if queued.kind == StepKind::Decode && self.has_graph(shape.n_rows) =>
             {
                 self.launch_graph(segment, shape)?
             }
             Observation::Unobserved => self.launch(segment, shape)?,
         }
         Ok(None)
+    }
+
+    /// Whether decode steps of so many rows run as graphs.
+    fn has_graph(&self, n_rows: usize) -> bool {
+        match self.options.graphs {
+            Graphs::On => true,
+            Graphs::OfSeveral => n_rows > 1,
+            Graphs::Off => false,
+        }
     }
 
     /// Records the end of a step that is queued completely.
@@ -193,6 +202,7 @@ impl GpuBackend {
     ) -> Result<(), GpuError> {
         let _step = self.op_ranges.begin_step(&self.gpu, shape.n_rows);
         if segment == 0 {
+            let _range = self.gpu.range(c"begin step");
             self.begin(shape)?;
             mark(StepPart::Begin);
         }
@@ -210,8 +220,11 @@ impl GpuBackend {
             }
         }
         if segment + 1 == self.segments.len() && shape.choosing == Choosing::InStep {
+            let range = self.gpu.range(c"choose tokens");
             self.choose(shape)?;
             mark(StepPart::Choose);
+            drop(range);
+            let _range = self.gpu.range(c"end step");
             self.end(shape)?;
             mark(StepPart::End);
         }

@@ -118,12 +118,14 @@ fn timed_steps_change_no_result() {
         });
         rows.collect()
     };
-    for graphs in [Graphs::Off, Graphs::On] {
+    for graphs in [Graphs::Off, Graphs::OfSeveral, Graphs::On] {
         let expected = logits(&mut backend(&gpu, &model, graphs));
         let mut timed = backend(&gpu, &model, graphs);
         for _ in 0..3 {
             assert!(!timed.time_steps().unwrap().is_zero());
         }
+        // Steps of one sequence.
+        assert_eq!(timed.graphs.is_empty(), graphs != Graphs::On);
         assert_eq!(logits(&mut timed), expected);
     }
 }

@@ -44,8 +44,11 @@ int InitializeInjectionNvtx2(const void* (*get_export)(uint32_t)) {
     if (!tables || tables->struct_size < sizeof *tables || get_export(99)) return 0;
     function** table = 0;
     unsigned n = 0;
+    // As nvtxTypes.h has them.
+    const unsigned sizes[] = {0, 16, 9, 15, 7, 16, 7};
     for (unsigned module = 1; module <= 6; module++) {
-        if (!tables->get_table(module, &table, &n) || !table) return 0;
+        if (!tables->get_table(module, &table, &n) || !table || n != sizes[module]) return 0;
+        if (table[0] || table[n]) return 0;
         for (unsigned i = 1; i < n; i++)
             if (*table[i]) return 0;
     }
