@@ -5,6 +5,7 @@
 //! `NVTX_INJECTION64_PATH` which library to load, and that library writes its functions into tables here (NVTX's
 //! `nvtxTypes.h`). For AMD's they are ranges of ROCTx, a library of ROCm.
 
+use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -78,7 +79,13 @@ impl Ranges {
 /// Loads a library that stays loaded.
 fn load(path: &Path) -> Result<&'static Library, String> {
     // SAFETY: the user's profiler, or ROCm, vouches for the library's initialization.
-    let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
+    let library = unsafe { Library::new(path) }.map_err(|error| {
+        // What the linker says is the source of "dlopen failed".
+        let reason = error
+            .source()
+            .map_or_else(|| error.to_string(), ToString::to_string);
+        format!("{} cannot be loaded: {reason}", path.display())
+    })?;
     Ok(Box::leak(Box::new(library)))
 }
 
@@ -93,7 +100,7 @@ fn roctx(options: &OpenOptions) -> Result<Ranges, String> {
     files.extend(ROCTX.map(PathBuf::from));
     let found = files.iter().find_map(|file| load(file).ok());
     let library = found.ok_or_else(|| format!("{} was not found", ROCTX[0]))?;
-    let missing = |error: libloading::Error| error.to_string();
+    let missing = |_| "the library of ROCTx has no ranges".to_string();
     // SAFETY: these are ROCTx's functions, which have had these types since roctracer 1.
     unsafe {
         Ok(Ranges {
@@ -216,7 +223,7 @@ fn nvtx(path: &Path) -> Result<Ranges, String> {
         // SAFETY: NVTX defines the function with this type; it calls `get_export` and what that returns.
         let code = unsafe {
             let initialize = library.get::<Initialize>(b"InitializeInjectionNvtx2");
-            initialize.map_err(|error| error.to_string())?(get_export)
+            initialize.map_err(|_| format!("{} is no tool for NVTX 3", path.display()))?(get_export)
         };
         match code {
             0 => Err(format!("{} does not accept NVTX 3", path.display())),

@@ -95,6 +95,9 @@ fn a_missing_profiler_is_a_notice() {
         "{}",
         without.stderr
     );
+    let no_library = generate(&device, Some(Path::new("/no/such.so")), nowhere);
+    let said = "/no/such.so cannot be loaded: /no/such.so: cannot open shared object file";
+    assert!(no_library.stderr.contains(said), "{}", no_library.stderr);
     let Some(library) = profiler("refuses", &["-DREFUSES"]) else {
         return;
     };

@@ -89,11 +89,10 @@ impl<'a> FirstUse<'a> {
             (model, config, graphs),
         );
         let has = |key: &str| passed.as_ref().is_some_and(|passed| passed.contains(key));
+        if has(&faster_launches(&key)) {
+            return Ok((None, Graphs::OfSeveral));
+        }
         if has(&key) {
-            let graphs = match has(&faster_launches(&key)) {
-                true => Graphs::OfSeveral,
-                false => graphs,
-            };
             return Ok((None, graphs));
         }
         let check = FirstUse {
@@ -186,15 +185,15 @@ impl<'a> FirstUse<'a> {
     /// Stores that the check passed, and which of graphs and launches is faster.
     pub(crate) fn passed(&self, faster: Graphs) {
         if let Some(passed) = &self.passed {
-            if faster != self.graphs {
-                passed.insert(&faster_launches(&self.key));
+            match faster == self.graphs {
+                true => passed.insert(&self.key),
+                false => passed.insert(&faster_launches(&self.key)),
             }
-            passed.insert(&self.key);
         }
     }
 }
 
-/// The line that is stored beside a check if launches were faster than graphs.
+/// The line that is stored instead of `key` if launches were faster than graphs.
 fn faster_launches(key: &str) -> String {
     format!("{key}; launches")
 }

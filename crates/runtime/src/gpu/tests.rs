@@ -4,9 +4,13 @@ use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 use rocmforge_plan::{BatchSeq, Fusion, InputToken, Mirostat, SamplingParams};
 use rocmforge_testkit::models as synth;
+use std::sync::Mutex;
 
 use super::choices::tests::gpu;
 use super::*;
+use crate::check::FirstUse;
+use crate::config::EngineConfig;
+use crate::self_check::{PassedChecks, SelfCheck};
 
 const PAGE: usize = 16;
 const N_SEQS: usize = 3;
@@ -127,6 +131,40 @@ fn timed_steps_change_no_result() {
         // Steps of one sequence.
         assert_eq!(timed.graphs.is_empty(), graphs != Graphs::On);
         assert_eq!(logits(&mut timed), expected);
+    }
+}
+
+/// Passed checks in memory.
+#[derive(Debug, Default)]
+struct Passed(Mutex<Vec<String>>);
+
+impl PassedChecks for Passed {
+    fn contains(&self, key: &str) -> bool {
+        self.0.lock().unwrap().iter().any(|known| known == key)
+    }
+
+    fn insert(&self, key: &str) {
+        self.0.lock().unwrap().push(key.to_string());
+    }
+}
+
+/// The next start knows what a check found to be faster, and asks nothing else of the device.
+#[test]
+fn a_passed_check_keeps_what_is_faster() {
+    let Some(gpu) = gpu() else { return };
+    let writer = synth::model("llama", GgmlType::F32).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let config = EngineConfig::default();
+    for faster in [Graphs::On, Graphs::OfSeveral] {
+        let store = SelfCheck::FirstUse(Arc::new(Passed::default()));
+        let due = || FirstUse::due((&gpu, None), &model, &config, (&store, Graphs::On)).unwrap();
+        let (check, graphs) = due();
+        assert_eq!(graphs, Graphs::On);
+        check.expect("nothing is stored yet").passed(faster);
+        let (check, graphs) = due();
+        assert!(check.is_none());
+        assert_eq!(graphs, faster);
     }
 }
 
