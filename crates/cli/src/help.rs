@@ -31,6 +31,7 @@ const RARE: &[&str] = &[
     "no_sensors",
     "pg",
     "kv_type",
+    "batch_invariant",
     "all_models",
     "memory",
     "idle_unload",

@@ -145,6 +145,7 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
             true => Graphs::Off,
             false => Graphs::On,
         },
+        batch_invariant: args.gpu.batch_invariant,
         self_check: self_check(&args.gpu, id),
         offload: Offload::default(),
         tuning: tuning(&args.gpu, id, WhenIdle::Wait),

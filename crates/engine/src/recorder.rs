@@ -11,7 +11,8 @@ use crate::request::{PromptOutput, Request, RequestId};
 use crate::speculate::{Drafter, Trust, Wanted};
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{
-    Batch, BatchSeq, InputToken, RowOutput, Sampled, StateStart, StepOutput, TokenMask, Want,
+    Batch, BatchSeq, InputToken, RowOutput, Sampled, StateStart, StepOutput, StepRows, TokenMask,
+    Want,
 };
 use rocmforge_plan::{Constraint, ConstraintError, KvShift, Progress};
 use rocmforge_runtime::gpu::Offload;
@@ -29,6 +30,14 @@ pub(crate) fn computed(before: &[u64], token: TokenId) -> u64 {
         before.iter().copied().fold(0xcbf2_9ce4_8422_2325, fold),
         u64::from(token) + 1,
     )
+}
+
+/// Returns the state as the kernels for such rows compute it.
+fn of_rows(state: u64, rows: StepRows) -> u64 {
+    match rows {
+        StepRows::Any | StepRows::Prompt => state,
+        StepRows::Answer => state.rotate_left(1),
+    }
 }
 
 /// Returns the device's states for `tokens`.
@@ -150,7 +159,7 @@ impl Recorder {
                         entry.state
                     })
                     .collect();
-                made[row] = computed(&before, tokens[row]);
+                made[row] = of_rows(computed(&before, tokens[row]), batch.rows);
                 let state = made[row];
                 let entry = Entry { state, position };
                 self.slots[slot(position)] = Some(entry);
@@ -341,6 +350,7 @@ impl Sizes {
     /// A small engine for `max_seqs` sequences of up to 32 tokens.
     pub(crate) fn small(max_seqs: usize) -> Sizes {
         let limits = Limits {
+            max_answer_rows: None,
             n_ctx: 32,
             max_seqs,
             max_tokens: 16.max(max_seqs),
@@ -400,6 +410,16 @@ pub(crate) struct Outcome {
 }
 
 pub(crate) fn expected(request: &Request, n_ctx: usize, page: usize) -> Outcome {
+    expected_in(request, n_ctx, page, StepRows::Any)
+}
+
+/// [`expected`] where steps with such rows compute the answer.
+pub(crate) fn expected_in(
+    request: &Request,
+    n_ctx: usize,
+    page: usize,
+    answer: StepRows,
+) -> Outcome {
     // The states in the cache, by position.
     let mut visible = states(&request.prompt);
     let mut result = Outcome {
@@ -446,7 +466,7 @@ pub(crate) fn expected(request: &Request, n_ctx: usize, page: usize) -> Outcome 
             let n = crate::context::n_forgotten(n_ctx, n_sinks, page);
             visible.drain(n_sinks..n_sinks + n);
         }
-        visible.push(computed(&visible, id));
+        visible.push(of_rows(computed(&visible, id), answer));
     }
     let full = result.ids.len() < request.max_tokens;
     result.reason = Some(if progress == Progress::Complete {

@@ -33,7 +33,7 @@ pub(crate) use pace::Load;
 use pace::Pace;
 use queue::Queue;
 use recovery::Trials;
-use rocmforge_plan::Batch;
+use rocmforge_plan::{Batch, StepRows};
 use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
 use room::Answers;
 pub(crate) use step::StepRecord;
@@ -56,6 +56,8 @@ pub(crate) struct Scheduler {
     pace: Pace,
     answers: Answers,
     next_step: u64,
+    /// Of the last step.
+    last_rows: StepRows,
     shifts: ContextShifts,
     kv_usage: KvUsage,
     drafts: DraftCounts,
@@ -81,6 +83,7 @@ impl Scheduler {
             pace: Pace::default(),
             answers: Answers::default(),
             next_step: 0,
+            last_rows: StepRows::default(),
             shifts: ContextShifts::default(),
             kv_usage: KvUsage::default(),
             drafts: DraftCounts::default(),
@@ -172,6 +175,7 @@ impl Scheduler {
     pub(crate) fn remove(&mut self, slot: Slot) -> Sequence {
         let sequence = &mut self.sequences[slot];
         let n_known = sequence.n_submitted.min(sequence.tokens.len());
+        let n_known = self.limits.n_shareable(n_known, sequence.n_prompt);
         sequence
             .table
             .index_full_blocks(&mut self.pool, &sequence.tokens[..n_known]);
@@ -238,7 +242,26 @@ impl Scheduler {
         for at in 0..self.running.len() {
             self.settle_states(self.running[at]);
         }
-        let mut step = Step::new(self.next_step, self.limits, self.prefill(trial));
+        let rows: &[StepRows] = match (self.limits.max_answer_rows, self.last_rows) {
+            (None, _) => &[StepRows::Any],
+            // They take turns.
+            (Some(_), StepRows::Prompt) => &[StepRows::Answer, StepRows::Prompt],
+            (Some(_), _) => &[StepRows::Prompt, StepRows::Answer],
+        };
+        let step = rows.iter().find_map(|&rows| self.step_of(rows, trial))?;
+        self.next_step += 1;
+        self.last_rows = step.batch.rows;
+        Some((step.batch, step.record))
+    }
+
+    /// Returns the next step with such rows, if there are any.
+    fn step_of(&mut self, rows: StepRows, trial: Option<u64>) -> Option<Step> {
+        let mut step = Step::new(
+            (self.next_step, rows),
+            self.limits,
+            self.prefill(rows, trial),
+            self.slots.is_some(),
+        );
         let mut usage = KvUsage::default();
         let mut at = 0;
         while at < self.running.len() {
@@ -268,7 +291,10 @@ impl Scheduler {
             self.add_usage(slot, &mut usage);
             at += 1;
         }
-        while self.running.len() < self.limits.max_seqs && step.has_budget() {
+        while rows != StepRows::Answer
+            && self.running.len() < self.limits.max_seqs
+            && step.has_budget()
+        {
             let Some(slot) = self.next_waiting(trial) else {
                 break;
             };
@@ -287,11 +313,7 @@ impl Scheduler {
             self.running.insert(at, slot);
         }
         self.kv_usage = usage;
-        if step.batch.tokens.is_empty() {
-            return None;
-        }
-        self.next_step += 1;
-        Some((step.batch, step.record))
+        (!step.batch.tokens.is_empty()).then_some(step)
     }
 
     /// Records the time of a step that the device computed.
@@ -301,7 +323,7 @@ impl Scheduler {
 
     /// Returns what the next step takes of prompts. Sequences that generate have their row first. While one prompt waits
     /// for another, none takes more than half.
-    fn prefill(&self, trial: Option<u64>) -> Prefill {
+    fn prefill(&self, rows: StepRows, trial: Option<u64>) -> Prefill {
         let running = self.running.iter().map(|slot| &self.sequences[*slot]);
         let n_decoding = running
             .filter(|sequence| sequence.trial == trial && sequence.is_decoding())
@@ -322,7 +344,10 @@ impl Scheduler {
         Prefill {
             n_tokens,
             n_of_one,
-            n_decoding,
+            n_decoding: match rows {
+                StepRows::Any | StepRows::Answer => n_decoding,
+                StepRows::Prompt => 0,
+            },
         }
     }
 
@@ -349,7 +374,8 @@ impl Scheduler {
         let sequence = &mut self.sequences[slot];
         let n_ctx = self.limits.n_ctx;
         if self.limits.prefix_sharing == PrefixSharing::On {
-            let n_shareable = sequence.n_shareable().min(n_ctx);
+            let n_shareable = (self.limits).n_shareable(sequence.n_shareable(), sequence.n_prompt);
+            let n_shareable = n_shareable.min(n_ctx);
             sequence.n_submitted =
                 sequence
                     .table

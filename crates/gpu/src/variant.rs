@@ -40,12 +40,15 @@ pub enum Variant {
     LoadsNarrow,
     /// Norms of heads, rotations and the append to the KV cache are separate launches.
     RopeSeparate,
+    /// Kernels for many rows and for few, of which each gives a row the same bits whatever the other rows of a step are.
+    RowsPrompt,
+    RowsAnswer,
     /// Launches ignore autotuning. So they do with any other variant.
     TuningOff,
 }
 
 /// Every variant with its name `KIND=NAME`. One of each kind can be forced.
-const NAMES: [(Variant, &str); 17] = [
+const NAMES: [(Variant, &str); 19] = [
     (Variant::ProductsMatvec, "products=matvec"),
     (Variant::ProductsMatmul, "products=matmul"),
     (Variant::ProductsCodes, "products=codes"),
@@ -62,6 +65,8 @@ const NAMES: [(Variant, &str); 17] = [
     (Variant::ActsSeparate, "acts=separate"),
     (Variant::LoadsNarrow, "loads=narrow"),
     (Variant::RopeSeparate, "rope=separate"),
+    (Variant::RowsPrompt, "rows=prompt"),
+    (Variant::RowsAnswer, "rows=answer"),
     (Variant::TuningOff, "tuning=off"),
 ];
 
@@ -91,6 +96,14 @@ impl Variants {
 
     pub fn contains(self, variant: Variant) -> bool {
         self.bits & (1 << variant as u32) != 0
+    }
+
+    /// Returns these and `variant`.
+    #[must_use]
+    pub fn with(self, variant: Variant) -> Variants {
+        Variants {
+            bits: self.bits | 1 << variant as u32,
+        }
     }
 
     fn of_kind(self, kind: &str) -> Option<&'static str> {
@@ -131,7 +144,7 @@ impl FromStr for Variants {
             if let Some(other) = variants.of_kind(kind_of(name)) {
                 return Err(format!("{other} and {name} exclude each other; choose one"));
             }
-            variants.bits |= 1 << *variant as u32;
+            variants = variants.with(*variant);
         }
         Ok(variants)
     }

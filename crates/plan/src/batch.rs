@@ -123,11 +123,25 @@ pub struct LogitsRow {
     pub want: Want,
 }
 
+/// Which rows a step has. A device whose kernels add in an order that depends on the number of rows gives a row the same bits
+/// in all steps of prompts, and in all steps of answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum StepRows {
+    /// Any, with the fastest kernels for them.
+    #[default]
+    Any,
+    /// Tokens of prompts.
+    Prompt,
+    /// Generated tokens.
+    Answer,
+}
+
 /// One step: tokens of any number of sequences.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Batch {
     /// Number of the step; its [`StepOutput`] repeats it.
     pub step: u64,
+    pub rows: StepRows,
     /// Cache shifts to apply, in order, before anything else.
     pub shifts: Vec<KvShift>,
     pub tokens: Vec<InputToken>,

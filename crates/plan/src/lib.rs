@@ -32,7 +32,7 @@ mod weights;
 pub use acts::{ActFormat, act_format};
 pub use batch::{
     Batch, BatchSeq, DryHistory, InputToken, KeptState, LogitsRow, RowOutput, SampleRow, Sampled,
-    SeqState, StateStart, StepOutput, TokenLogprob, Want,
+    SeqState, StateStart, StepOutput, StepRows, TokenLogprob, Want,
 };
 pub use breakers::Breakers;
 pub use constraint::{Constraint, ConstraintError, Progress, TokenMask};

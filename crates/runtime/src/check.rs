@@ -155,6 +155,7 @@ pub fn check(
                 n_blocks: script.n_blocks,
                 n_slots: PROMPT_ROWS.len(),
                 kv_type: config.kv_type,
+                batch_invariant: false,
                 graphs,
                 isa: config.isa,
                 n_threads,

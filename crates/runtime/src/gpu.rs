@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_cpu::{Isa, Pool};
-use rocmforge_gpu::{Event, Gpu, Graph, ops};
+use rocmforge_gpu::{Event, Gpu, Graph, Variant, ops};
 
 use super::tuning::TuneProgress;
 use super::{
@@ -90,6 +90,8 @@ pub struct GpuOptions {
     pub n_slots: usize,
     pub kv_type: KvType,
     pub graphs: Graphs,
+    /// Whether steps are of prompts or of answers only ([`StepRows`](rocmforge_plan::StepRows)).
+    pub batch_invariant: bool,
     /// Instruction set of the sampler on the host.
     pub isa: Isa,
     /// Threads of the sampler on the host.
@@ -99,6 +101,7 @@ pub struct GpuOptions {
 /// Runs a compiled plan, or a part of one, on a GPU and owns its device memory.
 pub struct GpuBackend {
     gpu: Gpu,
+    invariant: InvariantGpus,
     /// Device name for display.
     name: String,
     plan: Plan,
@@ -127,6 +130,22 @@ pub struct GpuBackend {
     tuner: Option<Tuner>,
     idle_tuning: Option<IdleTuning>,
     op_ranges: OpRanges,
+}
+
+/// The same device with kernels that give a row the same bits in any step of such rows.
+struct InvariantGpus {
+    prompt: Gpu,
+    answer: Gpu,
+}
+
+impl InvariantGpus {
+    fn new(gpu: &Gpu) -> InvariantGpus {
+        let with = |variant| gpu.with_variants(gpu.variants().with(variant));
+        InvariantGpus {
+            prompt: with(Variant::RowsPrompt),
+            answer: with(Variant::RowsAnswer),
+        }
+    }
 }
 
 /// A submitted step that has no reply yet.
@@ -160,9 +179,14 @@ impl GpuBackend {
         }
         name.push(')');
         let bucket = bucket(options.max_seqs);
+        // Memory for a few rows may not have what GEMMs need.
+        let least_rows = match options.batch_invariant {
+            true => bucket.max(ops::MAX_ANSWER_ROWS),
+            false => bucket,
+        };
         let sizes = Sizes {
             step: StepSizes {
-                max_rows: options.max_tokens.max(bucket),
+                max_rows: options.max_tokens.max(least_rows),
                 max_logits: options.max_logits.max(bucket),
                 max_sampled: options.max_sampled.max(bucket),
                 max_seqs: options.max_seqs.max(bucket),
@@ -214,6 +238,7 @@ impl GpuBackend {
             idle_tuning: None,
             op_ranges,
             options,
+            invariant: InvariantGpus::new(&gpu),
             gpu,
             plan,
         })

@@ -15,6 +15,9 @@ pub struct GpuConfig {
     pub id: Option<DeviceId>,
     pub open: OpenOptions,
     pub graphs: Graphs,
+    /// Whether the bits of a sequence's logits depend on its own tokens only: not on other sequences, on how its prompt is
+    /// divided into steps, or on what was in the cache, as on a CPU in any case. Steps are of prompts or of answers only.
+    pub batch_invariant: bool,
     pub self_check: SelfCheck,
     pub offload: Offload,
     pub tuning: TuningUse,

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use crate::config::{ContextPolicy, EngineConfig, KvTokens, PrefixSharing};
+use crate::config::{ContextPolicy, Device, EngineConfig, KvTokens, PrefixSharing};
 use crate::error::ConfigError;
+use rocmforge_gpu::ops::MAX_ANSWER_ROWS;
 use rocmforge_model::Model;
 use rocmforge_plan::{Fixed, Plan};
 use rocmforge_plan::{KvType, ParameterError};
@@ -36,6 +37,8 @@ pub struct Limits {
     /// The time that a step should take at most while sequences generate.
     pub step_target: Option<Duration>,
     pub prefix_sharing: PrefixSharing,
+    /// If steps are of prompts or of answers only: the most rows of a step of answers.
+    pub max_answer_rows: Option<usize>,
     /// The policy of requests that set none.
     pub context_policy: ContextPolicy,
     /// Why contexts cannot shift; `None` if they can.
@@ -47,6 +50,15 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Returns how many of a sequence's first `n` tokens may be shared with other sequences, `n_prompt` of which are its
+    /// prompt: what steps of answers compute may have other bits than what steps of prompts compute.
+    pub fn n_shareable(&self, n: usize, n_prompt: usize) -> usize {
+        match self.max_answer_rows {
+            None => n,
+            Some(_) => n.min(n_prompt),
+        }
+    }
+
     /// Returns how many rows of a step may be sampled.
     pub(crate) fn max_sampled(&self) -> usize {
         self.output.max_sampled(self.max_logits)
@@ -297,6 +309,12 @@ pub(crate) fn resolve_in(
             prefix_sharing: match whole_sequences {
                 true => PrefixSharing::Off,
                 false => config.prefix_sharing,
+            },
+            max_answer_rows: match &config.device {
+                Device::Gpu(gpu) if gpu.batch_invariant => {
+                    Some(config.max_seqs.max(MAX_ANSWER_ROWS))
+                }
+                Device::Cpu | Device::Gpu(_) => None,
             },
             context_policy: config.context_policy,
             fixed_by,

@@ -197,6 +197,7 @@ fn gpu_options(config: &EngineConfig, resolved: &Resolved, graphs: Graphs) -> Gp
         n_blocks: resolved.n_blocks,
         n_slots: resolved.n_slots,
         kv_type: config.kv_type,
+        batch_invariant: limits.max_answer_rows.is_some(),
         graphs,
         isa: config.isa,
         n_threads: n_threads(config),

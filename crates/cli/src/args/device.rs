@@ -121,6 +121,18 @@ pub struct GpuArgs {
         value_parser = BoolishValueParser::new()
     )]
     pub no_graphs: bool,
+    /// Make the bits of each sequence independent of what runs beside it
+    ///
+    /// The kernels of a GPU add in an order that depends on how many rows a step has, so that a choice between nearly equal
+    /// tokens may depend on other requests, on the chunks of the prompt and on the cache. This takes kernels of one order, at
+    /// some cost in speed. A CPU does so in any case
+    #[arg(
+        long,
+        env = "ROCMFORGE_BATCH_INVARIANT",
+        hide_env_values = true,
+        value_parser = BoolishValueParser::new()
+    )]
+    pub batch_invariant: bool,
     /// Name operations for a profiler (NVTX or ROCTx); implies --no-graphs
     #[arg(
         long,

@@ -52,6 +52,7 @@ fn random_embeddings_match_each_text_alone() {
             false => 6 + random.below(24),
         };
         let limits = Limits {
+            max_answer_rows: None,
             n_ctx,
             max_seqs: 1 + random.below(6),
             max_tokens,

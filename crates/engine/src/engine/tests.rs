@@ -8,11 +8,11 @@ use crate::draft::DraftCounts;
 use crate::event::StopCause;
 use crate::recorder::{
     Answers, Broken, Chain, Knowing, N_VOCAB, NotFinite, Outcome, Sizes, always, expected,
-    lost_step,
+    expected_in, lost_step,
 };
 use crate::request::PromptOutput;
 use rocmforge_gguf::TokenId;
-use rocmforge_plan::{Batch, Fixed, InputToken, SamplingParams};
+use rocmforge_plan::{Batch, Fixed, InputToken, SamplingParams, StepRows};
 use rocmforge_runtime::{ConfigError, ContextPolicy, DeviceError, Output, PrefixSharing};
 
 /// SplitMix64.
@@ -76,7 +76,9 @@ fn random_traffic_matches_each_request_alone() {
         // Sometimes fewer slots than sequences.
         let has_states = seed % 3 == 0;
         let n_slots = usize::from(has_states) * (1 + Random(seed).below(3 * max_seqs));
+        let answer = [StepRows::Any, StepRows::Answer][seed as usize / 2 % 2];
         let limits = Limits {
+            max_answer_rows: (answer == StepRows::Answer).then_some(max_seqs),
             n_ctx,
             max_seqs,
             max_tokens: max_seqs + random.below(24),
@@ -140,8 +142,8 @@ fn random_traffic_matches_each_request_alone() {
                     request.context_policy = None;
                 }
                 let id = engine.submit(request.clone()).unwrap();
-                let answer = expected(&request, n_ctx, page).ids;
-                { answers.lock().unwrap() }.insert(id, (request.prompt.len(), answer));
+                let ids = expected_in(&request, n_ctx, page, answer).ids;
+                { answers.lock().unwrap() }.insert(id, (request.prompt.len(), ids));
                 open.insert(id, request);
                 results.insert(id, Outcome::default());
             }
@@ -175,7 +177,7 @@ fn random_traffic_matches_each_request_alone() {
                 if finished {
                     assert_eq!(
                         *result,
-                        expected(&open[&id], n_ctx, page),
+                        expected_in(&open[&id], n_ctx, page, answer),
                         "seed {seed}, {:?}",
                         open[&id]
                     );
@@ -211,6 +213,7 @@ fn random_traffic_matches_each_request_alone() {
 #[test]
 fn rejects_invalid_requests_with_a_reason() {
     let limits = Limits {
+        max_answer_rows: None,
         n_ctx: 8,
         max_seqs: 2,
         max_tokens: 8,
@@ -296,6 +299,7 @@ fn running_one_request_keeps_the_events_of_others() {
 #[test]
 fn dead_device_is_an_error() {
     let limits = Limits {
+        max_answer_rows: None,
         n_ctx: 8,
         max_seqs: 2,
         max_tokens: 8,

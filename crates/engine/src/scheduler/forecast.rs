@@ -10,6 +10,7 @@ use crate::event::Failure;
 use crate::sequence::Sequence;
 use crate::sequences::Member;
 use crate::stats::Queued;
+use rocmforge_plan::StepRows;
 use rocmforge_runtime::PrefixSharing;
 
 impl Scheduler {
@@ -74,7 +75,7 @@ impl Scheduler {
     /// turns before it. `None` as long as nothing is known about the device.
     fn wait(&self, before: Queued, n_tokens: usize) -> Option<Duration> {
         let n_running = self.running.len();
-        let per_step = self.prefill(None).n_tokens;
+        let per_step = self.prefill(StepRows::Any, None).n_tokens;
         let prompt_time = |n: usize| self.pace.prompt_time(n, per_step, n_running);
         let n_prompts = self.n_unfinished() + before.tokens + n_tokens;
         let prompts = prompt_time(n_prompts)?;

@@ -8,7 +8,7 @@ use crate::progress::RequestState;
 use crate::request::PromptOutput;
 use crate::sequence::{PendingSample, RowPurpose, Sequence};
 use crate::sequences::{Member, Slot};
-use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, SampleRow, Want};
+use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, SampleRow, StepRows, Want};
 use rocmforge_runtime::{ContextPolicy, Limits, PrefixSharing};
 
 /// The meaning of a submitted step's output rows.
@@ -38,6 +38,8 @@ pub(super) struct Step {
     pub(super) record: StepRecord,
     limits: Limits,
     prefill: Prefill,
+    /// Whether the model keeps a state of each sequence.
+    has_states: bool,
 }
 
 /// What a step takes of prompts.
@@ -52,15 +54,44 @@ pub(super) struct Prefill {
 }
 
 impl Step {
-    pub(super) fn new(number: u64, limits: Limits, prefill: Prefill) -> Step {
+    pub(super) fn new(
+        (number, rows): (u64, StepRows),
+        limits: Limits,
+        prefill: Prefill,
+        has_states: bool,
+    ) -> Step {
         Step {
             batch: Batch {
                 step: number,
+                rows,
                 ..Batch::default()
             },
             record: StepRecord::default(),
             limits,
             prefill,
+            has_states,
+        }
+    }
+
+    /// Returns how many rows of the sequence the step may have if it is of prompts or of answers only.
+    fn max_rows_of(&self, sequence: &Sequence) -> usize {
+        let n_of_prompt = sequence.n_prompt.saturating_sub(sequence.n_submitted);
+        match (self.batch.rows, n_of_prompt) {
+            (StepRows::Any, _) => usize::MAX,
+            (StepRows::Prompt, n) => n,
+            (StepRows::Answer, 0) => self.n_answer_rows_left(),
+            (StepRows::Answer, _) => 0,
+        }
+    }
+
+    /// Returns how many rows there are left in a step of answers, for one sequence. States that several rows of a sequence
+    /// change in one step may have other bits than after a step for each.
+    fn n_answer_rows_left(&self) -> usize {
+        let most = self.limits.max_answer_rows.unwrap_or(usize::MAX);
+        let n_left = most.saturating_sub(self.batch.tokens.len());
+        match self.batch.rows == StepRows::Answer && self.has_states {
+            true => n_left.min(1),
+            false => n_left,
         }
     }
 
@@ -94,6 +125,7 @@ impl Step {
         let mut n = sequence
             .n_unsubmitted()
             .min(n_left)
+            .min(self.max_rows_of(sequence))
             .min(self.limits.max_tokens - self.batch.tokens.len());
         let mut max_outputs = self.limits.max_logits - self.batch.logits.len();
         if !sequence.is_decoding() && !self.limits.whole_sequences {
@@ -132,6 +164,7 @@ impl Step {
         let n_to_come = (self.prefill.n_decoding).saturating_sub(self.record.load.n_decoding);
         let left = |most: usize, used: usize| most.saturating_sub(used + n_to_come.max(1));
         n_drafted
+            .min((self.n_answer_rows_left()).saturating_sub(n_to_come.max(1)))
             .min(left(self.limits.max_tokens, self.batch.tokens.len()))
             .min(left(self.limits.max_logits, self.batch.logits.len()))
             .min(sequence.n_draftable(self.limits.n_ctx))
@@ -233,9 +266,11 @@ impl Step {
             .collect();
         sequence.n_submitted = end;
         sequence.n_prompt_outputs = sequence.n_prompt_outputs.max(end.min(sequence.n_prompt));
-        sequence
-            .table
-            .index_full_blocks(pool, &sequence.tokens[..end.min(sequence.tokens.len())]);
+        let n_indexed = self.limits.n_shareable(end, sequence.n_prompt);
+        sequence.table.index_full_blocks(
+            pool,
+            &sequence.tokens[..n_indexed.min(sequence.tokens.len())],
+        );
         if !samples.is_empty() {
             sequence.draft.submit(self.batch.step, n_drafted);
             sequence.pending = Some(PendingSample {

@@ -33,6 +33,8 @@ const MAX_SPLITS: usize = 128;
 /// are not split.
 const MIN_PARTS: usize = 512;
 const PARTS_BYTES: usize = 32 << 20;
+/// Up to this many rows, [`Variant::RowsAnswer`] divides the context of each as if it were the only one.
+pub const MAX_ANSWER_ROWS: usize = 64;
 /// Widths of keys and values with specialized kernels for few rows.
 const FAST_WIDTHS: [[usize; 2]; 7] = [
     [64, 64],
@@ -99,6 +101,10 @@ pub struct Scores {
 pub struct AttentionScratch {
     partial: Buffer,
     n_ctx: usize,
+    /// The most rows of [`Variant::RowsAnswer`], and into how many splits the context of each is divided at most. The latter
+    /// depends on neither `n_ctx` nor up to [`MAX_ANSWER_ROWS`] sequences.
+    max_answer_rows: usize,
+    max_answer_splits: usize,
     /// Threads per wave of this GPU.
     wave_size: u32,
     /// Maximum width of keys of the prefill kernels. Wider heads use the decode kernels.
@@ -125,14 +131,19 @@ impl AttentionScratch {
     ) -> Result<AttentionScratch, GpuError> {
         let most_splits = MAX_SPLITS.min(n_ctx.div_ceil(SPLIT_GRAIN)).max(1);
         let floats = n_heads * (v_dim + 2);
+        let long_parts = match floats {
+            0 => MIN_PARTS,
+            _ => MIN_PARTS.max(PARTS_BYTES / (floats * size_of::<f32>())),
+        };
+        let max_answer_rows = max_seqs.max(MAX_ANSWER_ROWS);
+        let max_answer_splits = (long_parts / max_answer_rows).clamp(1, MAX_SPLITS);
         let parts = match most_splits {
             1 => max_seqs,
             // Contexts of many rows are split if they are longer than this.
-            _ if n_ctx > LONG_GRAIN && floats > 0 => {
-                (MIN_PARTS + max_seqs).max(PARTS_BYTES / (floats * size_of::<f32>()))
-            }
+            _ if n_ctx > LONG_GRAIN => long_parts.max(MIN_PARTS + max_seqs),
             _ => MIN_PARTS + max_seqs,
         };
+        let parts = parts.max(max_answer_rows * max_answer_splits.min(most_splits));
         let decode = gpu.kernels().attention_decode.of(ty);
         let prefill = gpu.kernels().attention_prefill.of(ty).prefill_64.module;
         let mut orders = [Orders(0); FAST_WIDTHS.len()];
@@ -149,6 +160,8 @@ impl AttentionScratch {
         Ok(AttentionScratch {
             partial: gpu.alloc::<f32>(parts * floats)?,
             n_ctx,
+            max_answer_rows,
+            max_answer_splits,
             wave_size: gpu.constant(prefill, "wave_size")?,
             widest_prefill: gpu.constant(prefill, "widest")?,
             column_queries,
@@ -171,6 +184,28 @@ impl AttentionScratch {
         let most = self.n_ctx.div_ceil(grain).min(MAX_SPLITS).min(fit);
         let n_splits = splits_of(blocks.max(1), most, at_once);
         n_splits.min(longest.div_ceil(grain)).max(1)
+    }
+
+    /// [`n_splits`](AttentionScratch::n_splits) of `n_rows` rows that are computed each by itself, of which each split has
+    /// so many blocks and floats.
+    fn n_splits_of_rows(
+        &self,
+        gpu: &Gpu,
+        (n_rows, [blocks, floats]): (usize, [usize; 2]),
+        grain: (usize, usize),
+        at_once: usize,
+    ) -> usize {
+        if gpu.takes(Variant::SplitsOff) || gpu.takes(Variant::RowsPrompt) {
+            return 1;
+        }
+        if gpu.takes(Variant::RowsAnswer) {
+            assert!(n_rows <= self.max_answer_rows, "{n_rows} rows of answers");
+            let n_splits = splits_of(blocks.max(1), self.max_answer_splits, at_once);
+            let (grain, longest) = grain;
+            // Further splits would be empty.
+            return n_splits.min(longest.div_ceil(grain)).max(1);
+        }
+        self.n_splits([n_rows * blocks, n_rows * floats], grain, at_once)
     }
 }
 
@@ -520,14 +555,11 @@ impl DecodeExtents {
     /// Returns into how many splits the context of each row is divided. The ends of splits determine the order of
     /// additions, so the number follows from the default block shape even if another is used.
     fn n_splits(&self, gpu: &Gpu, scratch: &AttentionScratch) -> Result<usize, GpuError> {
-        if gpu.takes(Variant::SplitsOff) {
-            return Ok(1);
-        }
         let heads = self.most_heads();
         let at_once = gpu.n_concurrent_blocks(self.kernel(gpu, heads), (THREADS, 0))?;
         let of_row = [self.n_blocks(heads), self.n_heads * (self.kv.v_dim + 2)];
-        let all = of_row.map(|n| self.n_rows * n);
-        Ok(scratch.n_splits(all, (SPLIT_GRAIN, scratch.n_ctx), at_once))
+        let grain = (SPLIT_GRAIN, scratch.n_ctx);
+        Ok(scratch.n_splits_of_rows(gpu, (self.n_rows, of_row), grain, at_once))
     }
 
     fn kernel<'g>(&self, gpu: &'g Gpu, heads: usize) -> &'g Kernel<DecodeParams> {
@@ -599,8 +631,10 @@ impl Call<'_> {
         } = self.kv.shape;
         let is_for_prefill =
             has_prefill(k_dim, v_dim, values) && k_dim <= scratch.widest_prefill as usize;
-        let is_short =
-            self.step.max_rows_of_seq <= MAX_DECODE_ROWS && !gpu.takes(Variant::AttentionPrefill);
+        let of_prompts = [Variant::AttentionPrefill, Variant::RowsPrompt];
+        let of_each = [Variant::AttentionDecode, Variant::RowsAnswer];
+        let takes = |any: [Variant; 2]| any.into_iter().any(|variant| gpu.takes(variant));
+        let is_short = self.step.max_rows_of_seq <= MAX_DECODE_ROWS && !takes(of_prompts);
         let rows = RowKind::of(self.queries.scores.mask, self.queries.scores.alibi);
         if !is_fast(k_dim, v_dim, values, rows) || gpu.takes(Variant::AttentionGeneric) {
             Way::Generic
@@ -610,11 +644,11 @@ impl Call<'_> {
                 false => Way::Generic,
             }
         } else if values == Values::InKeys {
-            match is_for_prefill && !gpu.takes(Variant::AttentionDecode) {
+            match is_for_prefill && !takes(of_each) {
                 true => Way::Prefill,
                 false => Way::Latent,
             }
-        } else if is_short || !is_for_prefill || gpu.takes(Variant::AttentionDecode) {
+        } else if is_short || !is_for_prefill || takes(of_each) {
             Way::Decode
         } else {
             Way::Prefill
@@ -724,17 +758,12 @@ impl Call<'_> {
         let kernel = &self.kernels().decode_latent;
         let (n_rows, n_heads) = (self.step.n_rows(), self.queries.n_heads);
         let n_blocks = self.kv.shape.n_kv_heads * self.group().div_ceil(LATENT_HEADS);
-        let n_splits = match self.gpu.takes(Variant::SplitsOff) {
-            true => 1,
-            false => {
-                let blocks = (THREADS, self.latent_bytes());
-                let at_once = self.gpu.n_concurrent_blocks(kernel, blocks)?;
-                let of_row = [n_blocks, n_heads * (self.kv.shape.v_dim + 2)];
-                let all = of_row.map(|n| n_rows * n);
-                let grain = (SPLIT_GRAIN, self.step.longest);
-                self.scratch.n_splits(all, grain, at_once)
-            }
-        };
+        let blocks = (THREADS, self.latent_bytes());
+        let at_once = self.gpu.n_concurrent_blocks(kernel, blocks)?;
+        let of_row = [n_blocks, n_heads * (self.kv.shape.v_dim + 2)];
+        let grain = (SPLIT_GRAIN, self.step.longest);
+        let n_splits =
+            { self.scratch }.n_splits_of_rows(self.gpu, (n_rows, of_row), grain, at_once);
         let params = self.decode_params(n_splits);
         let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];
         self.gpu
@@ -765,7 +794,10 @@ impl Call<'_> {
         if self.gpu.takes(Variant::AttentionExact) {
             return None;
         }
-        let n_queries = self.group() * self.step.max_rows_of_seq;
+        let n_queries = match self.gpu.takes(Variant::RowsPrompt) {
+            true => usize::MAX,
+            false => self.group() * self.step.max_rows_of_seq,
+        };
         let attends = &self.scratch.attends;
         attends.of(self.gpu, &self.kv.shape, n_queries)
     }
@@ -800,7 +832,8 @@ impl Call<'_> {
         } else {
             LONG_GRAIN
         };
-        let n_splits = match self.gpu.takes(Variant::SplitsOff) {
+        let undivided = [Variant::SplitsOff, Variant::RowsPrompt, Variant::RowsAnswer];
+        let n_splits = match undivided.iter().any(|&variant| self.gpu.takes(variant)) {
             true => 1,
             false => {
                 let blocks = (n_threads, shared_bytes);

@@ -183,6 +183,8 @@ impl HeadsMemory {
             Variant::AttentionExact,
             Variant::AttentionDecode,
             Variant::AttentionGeneric,
+            Variant::RowsPrompt,
+            Variant::RowsAnswer,
         ];
         n_rows >= MIN_ROWS
             && fits

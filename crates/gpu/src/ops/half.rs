@@ -442,7 +442,8 @@ fn can_take(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType, routing: Option<&Routing<'_>>
         Variant::TilesLarge,
     ];
     let fits = |memory: HalfMemory<'_>| {
-        let n_bytes = factor_bytes(x.n_rows) + value_bytes(x.form, n_octets(x, routing), x.width);
+        let n_octets = n_octets(gpu, x, routing);
+        let n_bytes = factor_bytes(x.n_rows) + value_bytes(x.form, n_octets, x.width);
         n_bytes <= memory.x.len()
     };
     !of_codes.iter().any(|&v| gpu.takes(v)) && x.half.is_some_and(fits) && has_kernels(gpu, ty)
@@ -458,8 +459,12 @@ pub(super) fn memory<'a>(gpu: &Gpu, works: &[Work<'a>]) -> Option<HalfMemory<'a>
 }
 
 /// Returns the tiles of [`TILE_ROWS`] for products of experts.
-fn kind_of(routing: &Routing<'_>) -> usize {
-    match routing.has_up_to(FEW_ROWS) {
+fn kind_of(gpu: &Gpu, routing: &Routing<'_>) -> usize {
+    let is_small = match gpu.takes(Variant::RowsPrompt) {
+        true => false,
+        false => gpu.takes(Variant::RowsAnswer) || routing.has_up_to(FEW_ROWS),
+    };
+    match is_small {
         true => SMALL,
         false => LARGE,
     }
@@ -469,7 +474,12 @@ fn kind_of(routing: &Routing<'_>) -> usize {
 fn is_few(gpu: &Gpu, works: &[Work<'_>]) -> Result<bool, GpuError> {
     let first = &works[0];
     if let Some(experts) = &first.experts {
-        return Ok(kind_of(&experts.routing) == SMALL);
+        return Ok(kind_of(gpu, &experts.routing) == SMALL);
+    }
+    for (variant, is_few) in [(Variant::RowsPrompt, false), (Variant::RowsAnswer, true)] {
+        if gpu.takes(variant) {
+            return Ok(is_few);
+        }
     }
     let [few, ..] = *gpu.kernels().gemm_half.of(first.matrix.ty)?.tiles(gpu)?;
     let others = [Variant::TilesWide, Variant::SplitsOn, Variant::SplitsOff];
@@ -478,8 +488,8 @@ fn is_few(gpu: &Gpu, works: &[Work<'_>]) -> Result<bool, GpuError> {
 }
 
 /// Returns the octets of activations: of experts, each tile of rows may have one more.
-fn n_octets(x: &Acts<'_>, routing: Option<&Routing<'_>>) -> usize {
-    let n_tiles = routing.map_or(0, |routing| routing.tiles[kind_of(routing)].len());
+fn n_octets(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> usize {
+    let n_tiles = routing.map_or(0, |routing| routing.tiles[kind_of(gpu, routing)].len());
     x.n_rows.div_ceil(OCTET) + n_tiles
 }
 
@@ -520,7 +530,7 @@ impl<'a> HalfActs<'a> {
     ) -> Result<HalfActs<'a>, GpuError> {
         let work = &works[0];
         let routing = work.experts.as_ref().map(|experts| &experts.routing);
-        let n_octets = n_octets(&work.x, routing);
+        let n_octets = n_octets(gpu, &work.x, routing);
         let factors = factor_bytes(work.x.n_rows);
         let values = factors..factors + value_bytes(work.x.form, n_octets, work.x.width);
         Ok(HalfActs {
@@ -528,7 +538,7 @@ impl<'a> HalfActs<'a> {
             values: memory.x.part(values),
             n_octets,
             is_few: is_few(gpu, works)?,
-            tiles: routing.map(|routing| routing.tiles[kind_of(routing)]),
+            tiles: routing.map(|routing| routing.tiles[kind_of(gpu, routing)]),
         })
     }
 
@@ -545,10 +555,9 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
         ActFormat::Q8x256 => (&kernels.half_acts_q8x256, CODES_THREADS),
         ActFormat::F32 => (&kernels.half_acts_f32, FLOATS_THREADS),
     };
-    let tile_octets = work
-        .experts
-        .as_ref()
-        .map_or(0, |experts| TILE_ROWS[kind_of(&experts.routing)] / OCTET);
+    let tile_octets = work.experts.as_ref().map_or(0, |experts| {
+        TILE_ROWS[kind_of(gpu, &experts.routing)] / OCTET
+    });
     let n_octets = match &to.tiles {
         Some(tiles) => tiles.len() * tile_octets,
         None => to.n_octets,

@@ -33,7 +33,8 @@ mod tile;
 
 pub use argmax::argmax;
 pub use attention::{
-    AttentionScratch, Queries, RowKind, Scores, attends_in_halves, attention, check_rows, is_fast,
+    AttentionScratch, MAX_ANSWER_ROWS, Queries, RowKind, Scores, attends_in_halves, attention,
+    check_rows, is_fast,
 };
 pub(crate) use attention::{DecodeExtents, check_heads};
 pub use elementwise::{

@@ -19,7 +19,12 @@ const MAX_WIDTH: usize = 2048;
 /// Whether products with the matrices of experts or heads convert the activations of a single token themselves, for rows of
 /// `width` values. Then they may have [`Acts::source`], and the conversion need not be launched. They have the same bits.
 pub fn converts(gpu: &Gpu, width: usize) -> bool {
-    let others = [Variant::ActsSeparate, Variant::ProductsMatmul];
+    let others = [
+        Variant::ActsSeparate,
+        Variant::ProductsMatmul,
+        Variant::RowsPrompt,
+        Variant::RowsAnswer,
+    ];
     width <= MAX_WIDTH && !others.iter().any(|&variant| gpu.takes(variant))
 }
 

@@ -39,6 +39,9 @@ const MAX_ROWS_BESIDE_HALVES: usize = 4;
 
 /// Whether a dense product of this many rows is a GEMV. `halves`: whether GEMM takes the activations as f16.
 pub(super) fn is_gemv(gpu: &Gpu, n_rows: usize, halves: bool) -> bool {
+    if let Some(is_gemv) = is_always_gemv(gpu, halves) {
+        return is_gemv;
+    }
     let most = if halves {
         MAX_ROWS_BESIDE_HALVES
     } else {
@@ -48,11 +51,24 @@ pub(super) fn is_gemv(gpu: &Gpu, n_rows: usize, halves: bool) -> bool {
     few || gpu.takes(Variant::ProductsMatvec)
 }
 
+/// Whether products are GEMVs or GEMMs for any number of rows, so that the number does not change the bits of a row. GEMM is
+/// faster where it takes the activations as f16 (`halves`).
+fn is_always_gemv(gpu: &Gpu, halves: bool) -> Option<bool> {
+    if gpu.takes(Variant::RowsAnswer) {
+        Some(!halves)
+    } else {
+        gpu.takes(Variant::RowsPrompt).then_some(false)
+    }
+}
+
 /// With f16 activations, products of the experts of more tokens than this are GEMMs (H200).
 const MAX_TOKENS_BESIDE_HALVES: usize = 2;
 
 /// Whether expert products are GEMVs: experts have so few rows that reading the weights dominates. `halves` as in [`is_gemv`].
 pub(super) fn is_gemv_of_experts(gpu: &Gpu, routing: &Routing<'_>, halves: bool) -> bool {
+    if let Some(is_gemv) = is_always_gemv(gpu, halves) {
+        return is_gemv;
+    }
     let few = match halves {
         true => routing.n_tokens <= MAX_TOKENS_BESIDE_HALVES,
         false => routing.n_tokens <= MAX_ROWS || routing.has_up_to(1),
@@ -372,6 +388,11 @@ impl Gemms {
     /// Returns the tiles for a dense product by the rules.
     fn rule(&self, gpu: &Gpu, [n_out, n_rows]: [usize; 2]) -> Result<MatmulTiles, GpuError> {
         let (_, large) = self.dense(gpu, MatmulTiles::Large)?;
+        if gpu.takes(Variant::RowsPrompt)
+            && !self.are_equal(gpu, MatmulTiles::Large, MatmulTiles::Small)?
+        {
+            return Ok(MatmulTiles::Large);
+        }
         let n_blocks = n_out.div_ceil(large.outs) * n_rows.div_ceil(large.rows);
         let is_small = n_rows <= FEW_ROWS || n_blocks < FEW_BLOCKS;
         let is_small = is_small && !gpu.takes(Variant::TilesLarge);
@@ -384,9 +405,9 @@ impl Gemms {
     /// Returns the kernel for the experts of a step.
     fn of_experts<'k>(&'k self, gpu: &Gpu, routing: &Routing<'k>) -> Result<Gemm<'k>, GpuError> {
         let [.., large, flat] = *self.tiles(gpu)?;
-        let is_large = !routing.has_up_to(LARGE_TILE_ROWS);
-        let is_large =
-            is_large && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
+        let is_large = !routing.has_up_to(LARGE_TILE_ROWS) && !gpu.takes(Variant::TilesSmall)
+            || gpu.takes(Variant::TilesLarge)
+            || gpu.takes(Variant::RowsPrompt) && large.order != flat.order;
         let rows_of = |tile: GemmTile| TILE_ROWS.iter().position(|&rows| rows == tile.rows);
         let (kernel, tile, kind) = match rows_of(large) {
             Some(kind) if is_large => (&self.kernels.gemm_tiled_large, large, kind),

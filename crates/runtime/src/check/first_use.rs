@@ -132,6 +132,7 @@ impl<'a> FirstUse<'a> {
             n_blocks: script.n_blocks,
             n_slots: PROMPT_ROWS.len(),
             kv_type: self.config.kv_type,
+            batch_invariant: false,
             graphs: Graphs::Off,
             isa,
             n_threads,

@@ -131,7 +131,9 @@ impl GpuBackend {
     /// Decodes one token at `position` of one sequence.
     fn compared_step(&self, position: usize, token: usize) -> Batch {
         let last_page = (position / self.options.page) as u32;
+        let [_, rows] = self.usual_rows();
         Batch {
+            rows,
             step: FIRST_STEP + position as u64,
             shifts: Vec::new(),
             tokens: vec![InputToken::Id(token as u32)],

@@ -15,7 +15,7 @@ use super::step::StepShape;
 use super::weights::DeviceWeights;
 use rocmforge_plan::{
     Activation, ActsId, BufferId, ConvForm, ExpertStack, ExpertVectors, Factor, Linear, MixWeights,
-    Op, Plan, RopeId, RopeStyle, RoutingId, RowCount, RowsOf, Weighed, WeightId,
+    Op, Plan, RopeId, RopeStyle, RoutingId, RowCount, RowsOf, StepRows, Weighed, WeightId,
 };
 
 /// Everything that launches read. They change device memory only.
@@ -57,7 +57,9 @@ impl<'a> Launcher<'a> {
                 None => self.combine(*x, *routing, OutMode::Add, *out),
             },
             Stage::LinearInputs { ops, .. } => self.linear_inputs(ops),
-            Stage::LinearDecode { ops, .. } if self.shape.max_rows_of_seq == 1 => {
+            Stage::LinearDecode { ops, .. }
+                if self.shape.max_rows_of_seq == 1 && self.shape.rows != StepRows::Prompt =>
+            {
                 self.linear_decode(ops)
             }
             Stage::LinearDecode { .. } => {

@@ -1,7 +1,7 @@
 //! Queues the segments of a step. A whole plan is one segment. A part of a plan has several, and the other device works
 //! between them. The first segment starts with copying the step's inputs, the last ends with sampling.
 
-use rocmforge_gpu::{GpuError, ops};
+use rocmforge_gpu::{Gpu, GpuError, ops};
 
 use super::choices::{Choices, Chooser, Choosing, Logprobs};
 use super::compile::{Segment, Stage};
@@ -12,7 +12,7 @@ use super::{GpuBackend, Graphs, bucket};
 use crate::backend::OpObserver;
 use crate::output;
 use crate::times::StepPart;
-use rocmforge_plan::{Batch, InputToken};
+use rocmforge_plan::{Batch, InputToken, StepRows};
 
 /// A step whose inputs are written and whose segments can be queued.
 #[derive(Debug, Clone, Copy)]
@@ -111,7 +111,10 @@ impl GpuBackend {
         let n = batch.tokens.len();
         let is_decode = batch.seqs.len() == n && batch.logits.len() == n;
         match is_decode {
-            true => (StepShape::decode(bucket(n), chooser), StepKind::Decode),
+            true => {
+                let shape = StepShape::decode(batch.rows, bucket(n), chooser);
+                (shape, StepKind::Decode)
+            }
             false => {
                 let n_to_heads = self.n_to_heads(batch);
                 let shape = StepShape {
@@ -128,7 +131,7 @@ impl GpuBackend {
         match (self.memory.heads_memory(), &batch.seqs[..]) {
             (Some(memory), [seq]) if seq.n_rows == batch.tokens.len() => {
                 let n_positions = seq.first_pos + seq.n_rows;
-                match memory.is_faster(&self.gpu, seq.n_rows, n_positions) {
+                match memory.is_faster(self.gpu_for(batch.rows), seq.n_rows, n_positions) {
                     true => n_positions,
                     false => 0,
                 }
@@ -150,12 +153,29 @@ impl GpuBackend {
 
     pub(crate) fn launcher<'a>(&'a self, shape: &'a StepShape) -> Launcher<'a> {
         Launcher {
-            gpu: &self.gpu,
+            gpu: self.gpu_for(shape.rows),
             plan: &self.plan,
             weights: &self.weights,
             memory: &self.memory,
             shape,
             source: None,
+        }
+    }
+
+    /// Returns which rows steps of prompts and of answers have.
+    pub(super) fn usual_rows(&self) -> [StepRows; 2] {
+        match self.options.batch_invariant {
+            true => [StepRows::Prompt, StepRows::Answer],
+            false => [StepRows::Any; 2],
+        }
+    }
+
+    /// Returns the device with the kernels for such rows.
+    fn gpu_for(&self, rows: StepRows) -> &Gpu {
+        match rows {
+            StepRows::Any => &self.gpu,
+            StepRows::Prompt => &self.invariant.prompt,
+            StepRows::Answer => &self.invariant.answer,
         }
     }
 
@@ -171,7 +191,9 @@ impl GpuBackend {
             .own
             .binary_search_by_key(&stage.ops().start, |own| own.products);
         match found {
-            Ok(at) if shape.n_rows == 1 => launcher.with_source(&segment.own[at]).run(stage),
+            Ok(at) if GpuBackend::products_convert(shape) => {
+                launcher.with_source(&segment.own[at]).run(stage)
+            }
             _ => launcher.run(stage),
         }
     }
@@ -181,7 +203,12 @@ impl GpuBackend {
         let found = segment
             .own
             .binary_search_by_key(&stage.ops().start, |own| own.conversion);
-        shape.n_rows == 1 && found.is_ok()
+        GpuBackend::products_convert(shape) && found.is_ok()
+    }
+
+    /// Whether products convert activations: of one row, if GEMVs compute it.
+    fn products_convert(shape: &StepShape) -> bool {
+        shape.n_rows == 1 && shape.rows == StepRows::Any
     }
 
     /// Whether an operation can be skipped because the step computes no logits.
@@ -235,9 +262,11 @@ impl GpuBackend {
     /// generates, and of some.
     pub(crate) fn load_kernels(&self) -> Result<(), GpuError> {
         let sizes = self.memory.step.sizes();
+        let [of_prompts, of_answers] = self.usual_rows();
         let prompt = |n: usize| {
             let n = n.min(sizes.max_rows).min(self.options.n_ctx);
             StepShape {
+                rows: of_prompts,
                 n_rows: n,
                 n_logits: 1,
                 n_seqs: 1,
@@ -248,8 +277,10 @@ impl GpuBackend {
                 n_to_heads: 0,
             }
         };
-        let decode =
-            |n: usize| StepShape::decode(bucket(n.min(self.options.max_seqs)), Chooser::Best);
+        let decode = |n: usize| {
+            let n = bucket(n.min(self.options.max_seqs));
+            StepShape::decode(of_answers, n, Chooser::Best)
+        };
         let shapes = [prompt(512), prompt(64), prompt(8), decode(1), decode(8)];
         self.gpu.load_kernels(|| {
             shapes.iter().try_for_each(|shape| {

@@ -11,7 +11,7 @@ use rocmforge_gpu::{
 use zerocopy::IntoBytes as _;
 
 use super::choices::{Choices, Chooser, Choosing, MAX_ENTRIES};
-use rocmforge_plan::{Batch, StateStart, TokenLogprob};
+use rocmforge_plan::{Batch, StateStart, StepRows, TokenLogprob};
 
 /// Marks a padding row for the kernels, and in `from_row` a token whose id is known.
 const NO_ROW: u32 = u32::MAX;
@@ -52,6 +52,7 @@ pub(crate) struct StepSizes {
 /// Sizes of a step, including padding rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StepShape {
+    pub(crate) rows: StepRows,
     pub(crate) n_rows: usize,
     pub(crate) n_logits: usize,
     pub(crate) n_seqs: usize,
@@ -68,6 +69,7 @@ impl StepShape {
     /// Returns the shape of `batch` without padding, whose tokens are chosen within the step.
     pub(crate) fn of(batch: &Batch, chooser: Chooser) -> StepShape {
         StepShape {
+            rows: batch.rows,
             n_rows: batch.tokens.len(),
             n_logits: batch.logits.len(),
             n_seqs: batch.seqs.len(),
@@ -84,8 +86,9 @@ impl StepShape {
 
     /// Returns the shape of a decode step of `n` sequences: each has one row with logits, and its token is chosen within
     /// the step.
-    pub(crate) fn decode(n: usize, chooser: Chooser) -> StepShape {
+    pub(crate) fn decode(rows: StepRows, n: usize, chooser: Chooser) -> StepShape {
         StepShape {
+            rows,
             n_rows: n,
             n_logits: n,
             n_seqs: n,

@@ -37,6 +37,7 @@ fn backend_of(
         n_blocks: N_SEQS * n_ctx.div_ceil(PAGE),
         n_slots: 0,
         kv_type: KvType::F16,
+        batch_invariant: false,
         graphs,
         isa: Isa::detect(),
         n_threads: 1,

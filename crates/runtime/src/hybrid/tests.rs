@@ -44,6 +44,7 @@ fn options() -> HybridOptions {
             n_blocks: 1,
             n_slots: 0,
             kv_type: KvType::F16,
+            batch_invariant: false,
             graphs: Graphs::On,
             isa,
             n_threads: 1,

@@ -81,7 +81,12 @@ pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     if works[0].experts.is_some() {
         return LEAST;
     }
-    let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
+    let n_tiles = |work: &Work<'_>| match gpu.takes(Variant::RowsAnswer) {
+        // As of one row.
+        true => work.matrix.n_out.div_ceil(tile.outs),
+        false => tile.n_tiles(work),
+    };
+    let n_tiles: usize = works.iter().map(n_tiles).sum();
     let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
     let most = (tile.threads as usize / WARP).min(n_rounds);
     let mut n_waves = LEAST;
@@ -124,7 +129,7 @@ impl Division {
         let at_once = n_units * tile.blocks;
         if let Some(experts) = &works[0].experts {
             // The device knows how many tiles of rows there are.
-            let most = n_tiles * experts.routing.tiles[kind_of(&experts.routing)].len();
+            let most = n_tiles * experts.routing.tiles[kind_of(gpu, &experts.routing)].len();
             return Division {
                 n_whole: n_tiles,
                 n_blocks: most.min(at_once),
@@ -152,7 +157,8 @@ impl Division {
             true => most.min(at_once),
             false => at_once,
         };
-        if n_blocks <= rest || most < n_blocks || gpu.takes(Variant::SplitsOff) {
+        let is_whole = gpu.takes(Variant::SplitsOff) || gpu.takes(Variant::RowsPrompt);
+        if n_blocks <= rest || most < n_blocks || is_whole {
             return whole;
         }
         let of_block = n_tiles as f64 / n_blocks.min(n_units) as f64;

@@ -1,0 +1,210 @@
+//! A GPU with `batch_invariant`: random traffic gives each request the bits that it has alone.
+//!
+//! Requests come at random, share prefixes, continue each other's answers, are preempted and computed again; prompts are
+//! computed in chunks of several sizes. `ROCMFORGE_TEST_DEVICE` names a GPU to use instead of emulated ones.
+
+use std::collections::BTreeMap;
+
+use rocmforge_engine::{
+    Device, Engine, EngineConfig, Event, KvTokens, PrefixSharing, Request, RequestId,
+};
+use rocmforge_gguf::GgmlType;
+use rocmforge_model::Model;
+use rocmforge_plan::KvType;
+use rocmforge_runtime::gpu::GpuConfig;
+use rocmforge_testkit::models as synth;
+
+use crate::common::cases::test_cases;
+use crate::common::device::{config, short_model};
+use crate::common::{hopper, logits, test_gpu};
+
+/// Positions of a sequence: more than two tiles of keys.
+const N_CTX: usize = 112;
+const N_GENERATED: usize = 6;
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+}
+
+/// Generated tokens with the bits of the log-probability, which depends on every bit of a step's logits.
+type Trace = Vec<(u32, u32)>;
+
+/// The first emulated GPU of this build, and that with Hopper's kernels; or the GPU that tests are to run on.
+fn gpus() -> Vec<Device> {
+    let mut gpus: Vec<GpuConfig> = test_gpu().into_iter().collect();
+    if std::env::var_os("ROCMFORGE_TEST_DEVICE").is_none() {
+        gpus.extend(hopper().filter(|hopper| gpus.iter().all(|gpu| gpu.id != hopper.id)));
+    }
+    let invariant = |gpu| GpuConfig {
+        batch_invariant: true,
+        ..gpu
+    };
+    gpus.into_iter()
+        .map(|gpu| Device::Gpu(invariant(gpu)))
+        .collect()
+}
+
+fn request(prompt: &[u32]) -> Request {
+    Request {
+        ignore_eos: true,
+        logprobs: Some(1),
+        ..Request::greedy(prompt.to_vec(), N_GENERATED)
+    }
+}
+
+/// Submits the prompts after random numbers of steps, and returns what each request gets.
+fn traces(engine: &mut Engine, prompts: &[Vec<u32>], random: &mut Random) -> Vec<Trace> {
+    let mut traces: BTreeMap<RequestId, Trace> = BTreeMap::new();
+    let mut left = prompts.iter();
+    loop {
+        for prompt in left.by_ref().take(random.below(4)) {
+            traces.insert(engine.submit(request(prompt)).unwrap(), Trace::new());
+        }
+        if engine.is_idle() && traces.len() == prompts.len() {
+            return traces.into_values().collect();
+        }
+        for event in engine.step().unwrap() {
+            if let Event::Token {
+                request, id, top, ..
+            } = event
+            {
+                let trace = traces.get_mut(&request).unwrap();
+                trace.push((id, top[0].logprob.to_bits()));
+            }
+        }
+        engine.check_integrity().unwrap();
+    }
+}
+
+/// Prompts of all lengths. Some begin with the same tokens; the last one continues the answer to the first.
+fn prompts(n_vocab: usize, mut alone: impl FnMut(&[u32]) -> Trace) -> Vec<Vec<u32>> {
+    let text = synth::prompt(600, n_vocab);
+    let mut prompts: Vec<Vec<u32>> = [1, 2, 9, 17, 66]
+        .into_iter()
+        .enumerate()
+        .map(|(i, n)| text[80 * i..][..n].to_vec())
+        .collect();
+    for n in [1, 23] {
+        prompts.push([&text[..34], &text[100..][..n]].concat());
+    }
+    let answer = alone(&prompts[4]).into_iter().map(|(id, _)| id);
+    let next = prompts[5]
+        .iter()
+        .copied()
+        .chain(answer)
+        .chain(text[..20].iter().copied());
+    prompts.push(next.collect());
+    prompts
+}
+
+test_cases! {
+    traffic_does_not_change_bits:
+    llama_q4_k("llama", GgmlType::Q4_K, KvType::F16),
+    llama_f16("llama", GgmlType::F16, KvType::F16),
+    qwen3_f32("qwen3", GgmlType::F32, KvType::F16),
+    qwen3_q4_0_cache("qwen3", GgmlType::Q8_0, KvType::Q4_0),
+    gemma3_q6_k("gemma3", GgmlType::Q6_K, KvType::F16),
+    qwen2moe_q4_k("qwen2moe", GgmlType::Q4_K, KvType::F16),
+    deepseek2_q8_0("deepseek2", GgmlType::Q8_0, KvType::F16),
+    deepseek2_f16("deepseek2", GgmlType::F16, KvType::F16),
+    qwen35_q4_0("qwen35", GgmlType::Q4_0, KvType::F16),
+}
+
+fn traffic_does_not_change_bits(name: &str, ty: GgmlType, kv_type: KvType) {
+    let model = short_model(name, ty, 2);
+    for device in gpus() {
+        check(name, &model, kv_type, &device);
+    }
+}
+
+fn check(name: &str, model: &Model, kv_type: KvType, device: &Device) {
+    let base = EngineConfig {
+        n_ctx: Some(N_CTX),
+        kv_tokens: KvTokens::Exactly(2 * N_CTX),
+        max_batch_tokens: 128,
+        max_seqs: 1,
+        kv_type,
+        ..config(device)
+    };
+    let mut engine = Engine::start(model, None, &base).unwrap();
+    let mut alone =
+        |prompt: &[u32]| traces(&mut engine, &[prompt.to_vec()], &mut Random(1)).remove(0);
+    let prompts = prompts(model.config.n_vocab, &mut alone);
+    let expected: Vec<Trace> = prompts.iter().map(|prompt| alone(prompt)).collect();
+    let random = &mut Random(7);
+    // The second cache is so small that sequences are preempted.
+    for (max_seqs, max_batch_tokens, n_contexts) in [(12, 24, 6), (5, 70, 1)] {
+        let config = EngineConfig {
+            max_seqs,
+            max_batch_tokens,
+            kv_tokens: KvTokens::Exactly(n_contexts * N_CTX),
+            prefix_sharing: PrefixSharing::On,
+            steps_in_flight: 2,
+            ..base.clone()
+        };
+        let mut engine = Engine::start(model, None, &config).unwrap();
+        for round in 0..2 {
+            let found = traces(&mut engine, &prompts, random);
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(
+                    found, expected,
+                    "{name}, prompt {i}, {max_batch_tokens} tokens, round {round}, {device:?}"
+                );
+            }
+        }
+        let stats = engine.stats();
+        assert!(stats.prefix.hits > 0, "prompts are found in the cache");
+        assert_eq!(stats.preemptions > 0, n_contexts == 1);
+    }
+}
+
+test_cases! {
+    chunks_do_not_change_bits:
+    llama("llama"),
+    gemma3("gemma3"),
+    qwen2moe("qwen2moe"),
+    deepseek2("deepseek2"),
+}
+
+/// All logits of a prompt. Activations of F16 weights are not rounded to codes, which would hide most differences.
+fn chunks_do_not_change_bits(name: &str) {
+    let model = short_model(name, GgmlType::F16, if name == "llama" { 1 } else { 2 });
+    let prompt = synth::prompt(40, model.config.n_vocab);
+    for device in gpus() {
+        let bits = |max_batch_tokens| {
+            let config = EngineConfig {
+                n_ctx: Some(N_CTX),
+                kv_tokens: KvTokens::Exactly(N_CTX),
+                max_batch_tokens,
+                max_seqs: 1,
+                ..config(&device)
+            };
+            let mut engine = Engine::start(&model, None, &config).unwrap();
+            let rows = logits(&mut engine, &prompt);
+            rows.concat()
+                .into_iter()
+                .map(f32::to_bits)
+                .collect::<Vec<u32>>()
+        };
+        let whole = bits(128);
+        for max_batch_tokens in [9] {
+            let found = bits(max_batch_tokens);
+            let n_vocab = model.config.n_vocab;
+            let first = found.iter().zip(&whole).position(|(a, b)| a != b);
+            assert_eq!(
+                first.map(|at| at / n_vocab),
+                None,
+                "{name}, {max_batch_tokens} tokens, {device:?}"
+            );
+        }
+    }
+}
