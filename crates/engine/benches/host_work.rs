@@ -61,6 +61,7 @@ impl Backend for Nothing {
             state_bytes: 0,
             device_memory: None,
             graphs: false,
+            batch_invariant: true,
             n_tuned: 0,
             notices: Vec::new(),
             offload: Offload::NOTHING,
@@ -75,6 +76,7 @@ fn engine(n_seqs: usize, tokenizer: &Arc<Tokenizer>) -> Engine {
         n_vocab: n_vocab as u64,
     };
     let limits = Limits {
+        max_answer_rows: None,
         n_ctx: N_CTX,
         max_seqs: n_seqs,
         max_tokens: n_seqs.max(N_PROMPT),

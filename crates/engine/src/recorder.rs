@@ -311,6 +311,7 @@ fn info(device: &str) -> BackendInfo {
         state_bytes: 0,
         device_memory: None,
         graphs: false,
+        batch_invariant: true,
         n_tuned: 0,
         notices: Vec::new(),
         offload: Offload::NOTHING,

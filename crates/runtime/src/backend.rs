@@ -105,6 +105,8 @@ pub struct BackendInfo {
     pub device_memory: Option<DeviceMemory>,
     /// Whether decode steps run as graphs.
     pub graphs: bool,
+    /// Whether the bits of a row depend on the tokens of its sequence only. Else they also depend on how many rows its step has.
+    pub batch_invariant: bool,
     /// Number of autotuned launches.
     pub n_tuned: usize,
     /// Messages for the user about how the model runs.

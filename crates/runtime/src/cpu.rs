@@ -339,6 +339,7 @@ impl Backend for CpuBackend {
             state_bytes: self.plan.state_bytes() * self.options.n_slots as u64,
             device_memory: None,
             graphs: false,
+            batch_invariant: true,
             n_tuned: 0,
             notices: Vec::new(),
             offload: Offload::NOTHING,

@@ -187,7 +187,7 @@ impl GpuBackend {
         let sizes = Sizes {
             step: StepSizes {
                 max_rows: options.max_tokens.max(least_rows),
-                max_logits: options.max_logits.max(bucket),
+                max_logits: options.max_logits.max(least_rows),
                 max_sampled: options.max_sampled.max(bucket),
                 max_seqs: options.max_seqs.max(bucket),
                 max_pages: options.n_ctx.div_ceil(options.page),
@@ -524,7 +524,8 @@ impl Backend for GpuBackend {
             state_bytes: self.memory.state_bytes(),
             device_memory: Some(self.device_memory),
             graphs: self.options.graphs != Graphs::Off,
-            n_tuned: match self.gpu.variants().is_empty() {
+            batch_invariant: self.options.batch_invariant,
+            n_tuned: match self.gpu.variants().is_empty() && !self.options.batch_invariant {
                 true => self.gpu.tuning().len(),
                 false => 0,
             },

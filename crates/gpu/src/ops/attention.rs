@@ -101,8 +101,8 @@ pub struct Scores {
 pub struct AttentionScratch {
     partial: Buffer,
     n_ctx: usize,
-    /// The most rows of [`Variant::RowsAnswer`], and into how many splits the context of each is divided at most. The latter
-    /// depends on neither `n_ctx` nor up to [`MAX_ANSWER_ROWS`] sequences.
+    /// The most rows whose contexts [`Variant::RowsAnswer`] divides, and into how many splits at most. The latter depends on
+    /// neither `n_ctx` nor up to [`MAX_ANSWER_ROWS`] sequences.
     max_answer_rows: usize,
     max_answer_splits: usize,
     /// Threads per wave of this GPU.
@@ -195,11 +195,14 @@ impl AttentionScratch {
         grain: (usize, usize),
         at_once: usize,
     ) -> usize {
-        if gpu.takes(Variant::SplitsOff) || gpu.takes(Variant::RowsPrompt) {
+        let are_answers = gpu.takes(Variant::RowsAnswer);
+        if gpu.takes(Variant::SplitsOff)
+            || gpu.takes(Variant::RowsPrompt)
+            || are_answers && n_rows > self.max_answer_rows
+        {
             return 1;
         }
-        if gpu.takes(Variant::RowsAnswer) {
-            assert!(n_rows <= self.max_answer_rows, "{n_rows} rows of answers");
+        if are_answers {
             let n_splits = splits_of(blocks.max(1), self.max_answer_splits, at_once);
             let (grain, longest) = grain;
             // Further splits would be empty.

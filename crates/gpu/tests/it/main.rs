@@ -34,6 +34,7 @@ mod roofline;
 mod rope_kv;
 mod routing;
 mod rows;
+mod same_bits;
 mod sample;
 mod step_io;
 mod streams;

@@ -22,11 +22,15 @@ impl Identity {
     pub(crate) fn of(model: &Model) -> Identity {
         Identity {
             fingerprint: fingerprint(model),
-            reproducible: match model.engine.backend_info().is_on_gpu() {
-                true => "same_step",
-                false => "batch_invariant",
-            },
+            reproducible: reproducible(&model.engine),
         }
+    }
+}
+
+fn reproducible(engine: &Handle) -> &'static str {
+    match engine.backend_info().batch_invariant {
+        true => "batch_invariant",
+        false => "same_step",
     }
 }
 
@@ -42,6 +46,7 @@ fn fingerprint(model: &Model) -> String {
     add(model.costs.describe_plan().as_bytes());
     add(model.costs.kv_type().name().as_bytes());
     add(devices(&model.engine).as_bytes());
+    add(reproducible(&model.engine).as_bytes());
     let digest = hash.finalize();
     let digits = digest[..N_BYTES].iter().map(|byte| format!("{byte:02x}"));
     format!("rf-{}", digits.collect::<String>())

@@ -76,6 +76,7 @@ fn every_object_of_an_answer_has_the_fingerprint() {
 fn a_gpu_repeats_steps_of_the_same_rows_only() {
     let on_gpu = |info| BackendInfo {
         offload: Offload::default(),
+        batch_invariant: false,
         ..info
     };
     let device = devices(small(), || Box::new(|| Ok(())), on_gpu)().unwrap();
