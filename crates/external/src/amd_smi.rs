@@ -25,7 +25,7 @@ pub struct GpuMetric {
     /// Of the first group of compute units.
     pub clock_mhz: Option<f64>,
     /// Whether a limit holds the clock down. MI300 and newer report it elsewhere.
-    pub is_throttled: bool,
+    pub is_throttled: Option<bool>,
 }
 
 /// Returns the command that prints one reading as JSON: of all GPUs, or of one, given by its number in amd-smi, its PCI
@@ -121,9 +121,14 @@ fn gpu_metric(gpu: &Value) -> Option<GpuMetric> {
         power_watts: at("/power/socket_power"),
         hotspot: at("/temperature/hotspot"),
         clock_mhz: at("/clock/gfx_0/clk"),
-        is_throttled: gpu
+        is_throttled: match gpu
             .pointer("/power/throttle_status")
-            .is_some_and(|status| status == "THROTTLED"),
+            .and_then(Value::as_str)
+        {
+            Some("THROTTLED") => Some(true),
+            Some("UNTHROTTLED") => Some(false),
+            _ => None,
+        },
     })
 }
 
@@ -150,7 +155,7 @@ pub(super) mod tests {
             power_watts: Some(268.0),
             hotspot: Some(81.0),
             clock_mhz: Some(2304.0),
-            is_throttled: false,
+            is_throttled: Some(false),
         };
         assert_eq!(parse_metric(METRIC.as_bytes()).unwrap(), [expected]);
         let warnings =
@@ -158,7 +163,7 @@ pub(super) mod tests {
         assert_eq!(parse_metric(warnings.as_bytes()).unwrap(), [expected]);
         let throttled = METRIC.replace("UNTHROTTLED", "THROTTLED");
         let is_throttled = parse_metric(throttled.as_bytes()).unwrap()[0].is_throttled;
-        assert!(is_throttled);
+        assert_eq!(is_throttled, Some(true));
         // Version 24: a bare list, and plain numbers for memory.
         let older = r#"[{"gpu": 1, "usage": {"gfx_activity": {"value": 5, "unit": "%"}, "umc_activity": "N/A"},
             "mem_usage": {"total_vram": 20464, "used_vram": 26}}]"#;

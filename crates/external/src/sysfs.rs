@@ -234,7 +234,10 @@ pub(super) mod tests {
             found[0].state().limits
         };
         let limits = limits_of(&metrics);
-        assert!(limits.power && limits.temperature && !limits.current);
+        assert_eq!(
+            (limits.power, limits.temperature, limits.current),
+            (Some(true), Some(true), Some(false))
+        );
         assert_eq!(limits_of(&metrics[..119]), ClockLimits::default());
         metrics[112..].fill(0xff);
         assert_eq!(limits_of(&metrics), ClockLimits::default());

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{ClockLimits, EVERY, Probe, Reading};
+use super::{ClockLimits, Probe, Reading};
 use crate::command::CommandLine;
 use crate::error::ExternalError;
 use crate::process::{self, Group, Limits, printable};
@@ -84,15 +84,22 @@ fn resident_bytes() -> Option<u64> {
 /// A running `nvidia-smi`. Its lines queue in the pipe; a reading is the newest of them.
 pub(super) struct NvidiaSmi {
     lines: mpsc::Receiver<Result<Reading, ExternalError>>,
+    /// Longest wait for a line.
+    patience: Duration,
     _child: Group,
 }
 
 impl NvidiaSmi {
-    pub(super) fn start(program: &Path, gpu: &str) -> Result<NvidiaSmi, ExternalError> {
+    /// Starts `program` for a GPU. It prints a line at intervals of `interval`; starting it takes at most `patience`.
+    pub(super) fn start(
+        (program, gpu): (&Path, &str),
+        interval: Duration,
+        patience: Duration,
+    ) -> Result<NvidiaSmi, ExternalError> {
         let mut known = FEWEST_FIELDS;
         for fields in FIELDS {
             let once = query(program, gpu, fields);
-            if process::run(&once, &Limits::timeout(Duration::from_secs(10)))?
+            if process::run(&once, &Limits::timeout(patience))?
                 .status
                 .success()
             {
@@ -101,7 +108,7 @@ impl NvidiaSmi {
             }
         }
         // If it knows none of them, its own words say why.
-        let command = every(query(program, gpu, known), EVERY);
+        let command = every(query(program, gpu, known), interval);
         let mut child = Group::spawn(&command)?;
         let stdout = child.0.stdout.take();
         let stdout = stdout.ok_or_else(|| nvidia_unavailable("it has no output".to_string()))?;
@@ -131,6 +138,7 @@ impl NvidiaSmi {
         });
         Ok(NvidiaSmi {
             lines,
+            patience,
             _child: child,
         })
     }
@@ -139,7 +147,7 @@ impl NvidiaSmi {
 impl Probe for NvidiaSmi {
     fn read(&mut self) -> Result<Option<Reading>, ExternalError> {
         // nvidia-smi takes a moment to start.
-        let first = self.lines.recv_timeout(Duration::from_secs(5));
+        let first = self.lines.recv_timeout(self.patience);
         let mut newest =
             first.map_err(|_| nvidia_unavailable("it printed nothing".to_string()))??;
         while let Ok(reading) = self.lines.try_recv() {

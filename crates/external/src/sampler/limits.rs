@@ -1,18 +1,18 @@
 //! What keeps a GPU's clock down.
 
-/// Causes that hold a clock below what was asked for.
+/// Causes that hold a clock below what was asked for. `None` is what the source does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClockLimits {
     /// The power limit.
-    pub power: bool,
+    pub power: Option<bool>,
     /// The limit of the current that the board's regulators give.
-    pub current: bool,
+    pub current: Option<bool>,
     /// The temperature of the chip, its memory or its regulators.
-    pub temperature: bool,
+    pub temperature: Option<bool>,
     /// A signal of the board or the machine, such as a power brake.
-    pub hardware: bool,
-    /// The source says that there is a limit, and not which.
-    pub unnamed: bool,
+    pub hardware: Option<bool>,
+    /// The source says whether there is a limit, and not which.
+    pub unnamed: Option<bool>,
 }
 
 impl ClockLimits {
@@ -21,37 +21,44 @@ impl ClockLimits {
     /// others say that the GPU is idle, or that somebody set its clocks.
     pub(super) fn of_nvidia(bits: u64) -> ClockLimits {
         ClockLimits {
-            power: bits & 0x4 != 0,
-            temperature: bits & 0x60 != 0,
+            power: Some(bits & 0x4 != 0),
+            temperature: Some(bits & 0x60 != 0),
             // 0x8 comes with 0x40 and 0x80.
-            hardware: bits & 0x80 != 0 || bits & 0x48 == 0x8,
+            hardware: Some(bits & 0x80 != 0 || bits & 0x48 == 0x8),
             ..ClockLimits::default()
         }
     }
 
     /// `indep_throttle_status` of amdgpu's `gpu_metrics`, as `amdgpu_smu.h` groups its bits.
     pub(crate) fn of_amd(bits: u64) -> ClockLimits {
-        let any = |range: std::ops::Range<u32>| range.into_iter().any(|bit| bits >> bit & 1 == 1);
+        let any =
+            |range: std::ops::Range<u32>| Some(range.into_iter().any(|bit| bits >> bit & 1 == 1));
         ClockLimits {
             power: any(0..16),
             current: any(16..32),
             temperature: any(32..56),
             hardware: any(56..64),
-            unnamed: false,
+            unnamed: None,
         }
     }
 
-    /// Names for a reader, the most usual first.
-    pub(super) fn names(self) -> impl Iterator<Item = &'static str> {
+    /// The causes that the source tells apart, the most usual first, and which of them hold the clock down.
+    pub fn known(self) -> impl Iterator<Item = (&'static str, bool)> {
         [
-            (self.power, "power"),
-            (self.temperature, "temperature"),
-            (self.current, "current"),
-            (self.hardware, "hardware"),
-            (self.unnamed, "unknown"),
+            ("power", self.power),
+            ("temperature", self.temperature),
+            ("current", self.current),
+            ("hardware", self.hardware),
+            ("unknown", self.unnamed),
         ]
         .into_iter()
-        .filter_map(|(is_set, name)| is_set.then_some(name))
+        .filter_map(|(name, is_set)| Some((name, is_set?)))
+    }
+
+    /// Names of the causes that hold the clock down.
+    pub(super) fn names(self) -> impl Iterator<Item = &'static str> {
+        self.known()
+            .filter_map(|(name, is_set)| is_set.then_some(name))
     }
 }
 
@@ -59,12 +66,13 @@ impl std::ops::BitOr for ClockLimits {
     type Output = ClockLimits;
 
     fn bitor(self, other: ClockLimits) -> ClockLimits {
+        // `Some(true)` is the largest and `None` the least.
         ClockLimits {
-            power: self.power | other.power,
-            current: self.current | other.current,
-            temperature: self.temperature | other.temperature,
-            hardware: self.hardware | other.hardware,
-            unnamed: self.unnamed | other.unnamed,
+            power: self.power.max(other.power),
+            current: self.current.max(other.current),
+            temperature: self.temperature.max(other.temperature),
+            hardware: self.hardware.max(other.hardware),
+            unnamed: self.unnamed.max(other.unnamed),
         }
     }
 }
@@ -93,5 +101,12 @@ mod tests {
         let both = ClockLimits::of_amd(1 << 36) | ClockLimits::of_amd(1 << 2);
         assert_eq!(names(both), ["power", "temperature"]);
         assert_eq!(names(ClockLimits::of_amd(0)), [""; 0]);
+        // What a source does not tell apart is not known to be off.
+        let known = |limits: ClockLimits| limits.known().collect::<Vec<_>>();
+        assert_eq!(known(ClockLimits::default()), []);
+        assert_eq!(
+            known(ClockLimits::of_nvidia(0x4) | ClockLimits::default()),
+            [("power", true), ("temperature", false), ("hardware", false)]
+        );
     }
 }

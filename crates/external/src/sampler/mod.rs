@@ -1,9 +1,11 @@
-//! Samples device utilization: a thread that reads a gauge at intervals.
+//! Samples device utilization: a thread that reads a gauge at intervals, for a run ([`Sampler`]) or for as long as a
+//! program runs ([`Follower`]).
 //!
 //! The gauge is sysfs ([`super::sysfs`]) or `amd-smi` for AMD, `nvidia-smi` for NVIDIA, and the CPU time of this
 //! process for the CPU. A gauge that is missing, dies or prints something unexpected is an error; no value is ever made
 //! up.
 
+mod follower;
 mod gauges;
 mod limits;
 #[cfg(all(test, unix))]
@@ -14,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+pub use follower::Follower;
 pub use gauges::nvidia_smi;
 use gauges::{NvidiaSmi, ProcessTime};
 pub use limits::ClockLimits;
@@ -31,6 +34,9 @@ pub const BUSY_TARGET: f64 = 80.0;
 
 /// Default time between two readings.
 pub const EVERY: Duration = Duration::from_millis(100);
+
+/// Longest wait for a tool that reads a gauge.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Most readings kept; a day's worth at ten per second.
 const MAX_READINGS: usize = 1 << 20;
@@ -113,7 +119,8 @@ impl Source {
         }
     }
 
-    fn probe(&self) -> Result<Box<dyn Probe>, ExternalError> {
+    /// Opens the gauge, for readings at intervals of `every`. Waits at most for `patience` for a tool.
+    fn probe(&self, every: Duration, patience: Duration) -> Result<Box<dyn Probe>, ExternalError> {
         match self {
             Source::Process { n_threads } => Ok(Box::new(ProcessTime::new(*n_threads)?)),
             Source::Sysfs { root, card } => {
@@ -136,11 +143,15 @@ impl Source {
                         program: program.into(),
                         ..amd_smi::metric(Some(gpu))
                     },
+                    patience,
                 };
                 probe.read()?;
                 Ok(Box::new(probe))
             }
-            Source::NvidiaSmi { program, gpu } => Ok(Box::new(NvidiaSmi::start(program, gpu)?)),
+            Source::NvidiaSmi { program, gpu } => {
+                let started = NvidiaSmi::start((program, gpu), every, patience)?;
+                Ok(Box::new(started))
+            }
         }
     }
 }
@@ -195,7 +206,7 @@ impl Drop for Sampler {
     }
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Stop {
     asked: Mutex<bool>,
     changed: Condvar,
@@ -223,7 +234,9 @@ impl Sampler {
     /// # Errors
     /// If the gauge is missing.
     pub fn start(source: &Source, every: Duration) -> Result<Sampler, ExternalError> {
-        Ok(Sampler::with_probe(source.name(), source.probe()?, every))
+        // nvidia-smi's lines wait to be read, and the newest counts.
+        let probe = source.probe(EVERY, PATIENCE)?;
+        Ok(Sampler::with_probe(source.name(), probe, every))
     }
 
     /// Like [`Sampler::start`], with any gauge.
@@ -331,11 +344,12 @@ impl Probe for sysfs::Card {
 
 struct AmdSmi {
     command: CommandLine,
+    patience: Duration,
 }
 
 impl Probe for AmdSmi {
     fn read(&mut self) -> Result<Option<Reading>, ExternalError> {
-        let done = process::run(&self.command, &Limits::timeout(Duration::from_secs(10)))?;
+        let done = process::run(&self.command, &Limits::timeout(self.patience))?;
         let unavailable = |reason: String| ExternalError::Unavailable {
             source_name: "amd-smi".to_string(),
             reason,
