@@ -1,9 +1,11 @@
-//! Reads the gauges of a device while work runs.
+//! Which sensors a device has, and readings of them while work runs.
 
 use std::time::{Duration, Instant};
 
+use rocmforge_engine::Device;
 use rocmforge_external::ExternalError;
 use rocmforge_external::sampler::{EVERY, Sampler, Source};
+use rocmforge_gpu::DeviceId;
 use rocmforge_profile::schema::Utilization;
 
 /// How long the work runs before the first reading that counts: sensors report the mean of a second or so.
@@ -11,6 +13,17 @@ const BEFORE: Duration = Duration::from_secs(1);
 
 /// How long readings count.
 const READ: Duration = Duration::from_millis(1500);
+
+/// The name of a GPU, and its sensors, or why they cannot be read; `None` for other devices.
+pub fn of(device: &Device) -> Option<(String, Result<Source, ExternalError>)> {
+    let Device::Gpu(gpu) = device else {
+        return None;
+    };
+    let id = gpu.id.filter(|id| !matches!(id, DeviceId::Host(_)))?;
+    let name = id.to_string();
+    let source = Source::of_backend(&name, 1, &|name| std::env::var(name).ok());
+    Some((name, source))
+}
 
 /// Repeats `run`, which returns the number of its tokens, and returns the readings and the energy per token. The inner
 /// error is that of the gauge.

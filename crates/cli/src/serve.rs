@@ -3,6 +3,7 @@
 mod catalog;
 mod loading;
 mod log;
+mod sensors;
 mod settings;
 
 use std::ffi::OsString;
@@ -72,6 +73,7 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
             false => LogContent::Leave,
         },
         collector,
+        sensors: None,
         notice: log::note,
         drain_timeout: Duration::from_secs(args.drain_timeout),
         limits: Limits {
@@ -103,6 +105,7 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
     };
     let config = Config {
         max_model_bytes,
+        sensors: sensors::follow(&engine_config.device),
         ..config
     };
     let names: Vec<String> = entries.iter().map(|entry| entry.name.clone()).collect();

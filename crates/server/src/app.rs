@@ -67,7 +67,7 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) fn new(config: &Config, offers: Vec<Offer>, traces: Option<Traces>) -> App {
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(Metrics::new(config.sensors.clone()));
         let fleet = Fleet::new(offers, config, Arc::clone(&metrics));
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         App {

@@ -2,12 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::http::cors::Origins;
 use crate::http::keys::Keys;
 use crate::http::tls::Tls;
 use crate::observe::access_log::LogContent;
+use crate::observe::sensors::Sensors;
 use crate::observe::traces::Collector;
 
 /// The settings of a server.
@@ -37,6 +39,8 @@ pub struct Config {
     pub log_content: LogContent,
     /// Where spans of requests are sent; nowhere without it.
     pub collector: Option<Collector>,
+    /// Of the device that the models run on, for the metrics.
+    pub sensors: Option<Arc<dyn Sensors>>,
     /// Takes what the owner of the server should know.
     pub notice: fn(&str),
     /// How long the server waits for running requests when it is told to stop.
@@ -58,6 +62,7 @@ impl Default for Config {
             access_log: None,
             log_content: LogContent::Leave,
             collector: None,
+            sensors: None,
             notice: |_| {},
             drain_timeout: Duration::from_secs(30),
         }

@@ -30,6 +30,7 @@ pub use http::cors::{OriginError, Origins};
 pub use http::keys::{Keys, KeysError, NewKey};
 pub use http::tls::{Tls, TlsError};
 pub use observe::access_log::LogContent;
+pub use observe::sensors::{SensorReading, Sensors};
 pub use observe::traces::{Collector, CollectorError};
 pub use run::{Server, ServerError, Stopper};
 pub use serving::costs::Costs;

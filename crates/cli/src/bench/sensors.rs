@@ -4,19 +4,14 @@ use rocmforge_bench::BenchError;
 use rocmforge_bench::requests::{Requests, Watch, Workload};
 use rocmforge_engine::Device;
 use rocmforge_external::sampler::Source;
-use rocmforge_gpu::DeviceId;
 use rocmforge_profile::schema::Utilization;
 
 use crate::output;
-use crate::sensors::while_running;
+use crate::sensors::{self, while_running};
 
 /// The sensors of a GPU; `None` for other devices, or after a notice where the GPU's cannot be read.
 pub fn of(device: &Device) -> Option<Source> {
-    let Device::Gpu(gpu) = device else {
-        return None;
-    };
-    let id = gpu.id.filter(|id| !matches!(id, DeviceId::Host(_)))?;
-    match Source::of_backend(&id.to_string(), 1, &|name| std::env::var(name).ok()) {
+    match sensors::of(device)?.1 {
         Ok(source) => Some(source),
         Err(error) => {
             output::note(&format!("notice: power is not measured: {error}"));

@@ -9,6 +9,7 @@ use prometheus::{
 };
 use rocmforge_engine::{FinishReason, MaskWatcher, PrefixSharing};
 
+use crate::observe::sensors::Sensors;
 use crate::observe::steps::{Phase, Steps};
 use crate::serving::model::Served;
 
@@ -67,8 +68,19 @@ pub(crate) struct Metrics {
     roofline_share: GaugeVec,
     slow_ops: IntGaugeVec,
     cache: IntGaugeVec,
+    sensors: Option<SensorMetrics>,
     /// Held while the gauges are set.
     reading: Mutex<()>,
+}
+
+/// The metrics of the device, which all models share.
+struct SensorMetrics {
+    sensors: Arc<dyn Sensors>,
+    power: GaugeVec,
+    temperature: GaugeVec,
+    clock: GaugeVec,
+    clock_limited: IntGaugeVec,
+    energy: CounterVec,
 }
 
 /// The metrics of one model.
@@ -125,7 +137,7 @@ impl Cause {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Metrics {
+    pub(crate) fn new(sensors: Option<Arc<dyn Sensors>>) -> Metrics {
         let registry = Registry::new();
         let counter = |name: &str, help: &str| {
             let counter = IntCounterVec::new(Opts::new(name, help), &LABELS);
@@ -294,6 +306,7 @@ impl Metrics {
                     &CACHE_LABELS,
                 ),
             ),
+            sensors: sensors.map(|sensors| SensorMetrics::new(sensors, &registry)),
             registry,
         }
     }
@@ -431,10 +444,80 @@ impl Metrics {
         for model in models {
             self.read(model);
         }
+        if let Some(sensors) = &self.sensors {
+            sensors.read();
+        }
         let mut text = Vec::new();
         let encoded = TextEncoder::new().encode(&self.registry.gather(), &mut text);
         encoded.expect("writing to memory does not fail");
         text
+    }
+}
+
+impl SensorMetrics {
+    fn new(sensors: Arc<dyn Sensors>, registry: &Registry) -> SensorMetrics {
+        let gauge = |name: &str, help: &str| {
+            register(registry, GaugeVec::new(Opts::new(name, help), &["device"]))
+        };
+        SensorMetrics {
+            sensors,
+            power: gauge("rocmforge_device_power_watts", "Power of the device."),
+            temperature: gauge(
+                "rocmforge_device_temperature_celsius",
+                "Temperature of the device.",
+            ),
+            clock: gauge(
+                "rocmforge_device_clock_hertz",
+                "Clock of the device's compute units.",
+            ),
+            clock_limited: register(
+                registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "rocmforge_device_clock_limited",
+                        "Whether the device's clock is held down, by cause.",
+                    ),
+                    &["device", "cause"],
+                ),
+            ),
+            energy: register(
+                registry,
+                CounterVec::new(
+                    Opts::new(
+                        "rocmforge_device_energy_joules_total",
+                        "Energy of the device by its power, also while it is idle.",
+                    ),
+                    &["device"],
+                ),
+            ),
+        }
+    }
+
+    /// Takes what the sensors say. What they do not say has no value.
+    fn read(&self) {
+        let device = self.sensors.device();
+        let now = self.sensors.newest();
+        let gauges = [
+            (&self.power, now.power_watts),
+            (&self.temperature, now.temperature),
+            (&self.clock, now.clock_mhz.map(|mhz| mhz * 1e6)),
+        ];
+        for (gauge, value) in gauges {
+            gauge.reset();
+            if let Some(value) = value {
+                gauge.with_label_values(&[device]).set(value);
+            }
+        }
+        self.clock_limited.reset();
+        for (cause, is_set) in now.clock_limits {
+            let labels = [device, cause];
+            let gauge = self.clock_limited.with_label_values(&labels);
+            gauge.set(i64::from(is_set));
+        }
+        if let Some(joules) = now.joules {
+            let energy = self.energy.with_label_values(&[device]);
+            energy.inc_by((joules - energy.get()).max(0.0));
+        }
     }
 }
 
