@@ -165,14 +165,28 @@ impl Row<'_> {
         number(text).ok_or_else(|| self.wrong(name, &format!("is no number: \"{}\"", clip(text))))
     }
 
-    /// Returns the nanoseconds between two columns, which hold 64-bit integers; an f64 would keep only 53 bits of each.
+    /// Returns the 64-bit integer in column `name`; an f64 would keep only 53 bits of it.
+    fn whole(&self, name: &str, what: &str) -> Result<u64, ExternalError> {
+        let text = self.text(name)?;
+        let value = text.trim().parse::<u64>();
+        value.map_err(|_| self.wrong(name, &format!("is no {what}: \"{}\"", clip(text))))
+    }
+
+    /// Returns the id in column `name`.
+    pub(super) fn id(&self, name: &str) -> Result<i64, ExternalError> {
+        // The upper half is as good as any other number.
+        Ok(self.whole(name, "id")? as i64)
+    }
+
+    /// Returns the time in column `name`, in nanoseconds.
+    pub(super) fn time(&self, name: &str) -> Result<i64, ExternalError> {
+        let time = self.whole(name, "time")?;
+        i64::try_from(time).map_err(|_| self.wrong(name, "is no time"))
+    }
+
+    /// Returns the nanoseconds between two columns.
     pub(super) fn between(&self, start: &str, end: &str) -> Result<f64, ExternalError> {
-        let whole = |name: &str| {
-            let text = self.text(name)?;
-            let value = text.trim().parse::<u64>();
-            value.map_err(|_| self.wrong(name, &format!("is no time: \"{}\"", clip(text))))
-        };
-        let (start_ns, end_ns) = (whole(start)?, whole(end)?);
+        let (start_ns, end_ns) = (self.whole(start, "time")?, self.whole(end, "time")?);
         let ns = end_ns.checked_sub(start_ns);
         ns.map(|ns| ns as f64)
             .ok_or_else(|| self.wrong(end, &format!("is before {start}")))

@@ -623,6 +623,11 @@ mod tests {
             (Some((0, 6)), "csv"),
             (Some((1, 0)), "rocpd"),
         ] {
+            // What tells of which range a kernel is.
+            let (calls, names) = match format {
+                "rocpd" => ("", "--kernel-rename "),
+                _ => ("--hip-trace ", ""),
+            };
             let request = Request {
                 version,
                 traces: vec![Trace::Copies, Trace::Hsa, Trace::Markers],
@@ -631,8 +636,8 @@ mod tests {
             assert_eq!(
                 printed(&request),
                 [format!(
-                    "rocprofv3 --kernel-trace --hsa-trace --memory-copy-trace --marker-trace --output-format {format} \
-                     -d out -o rocmforge -- app"
+                    "rocprofv3 --kernel-trace {calls}--hsa-trace --memory-copy-trace --marker-trace {names}\
+                     --output-format {format} -d out -o rocmforge -- app"
                 )]
             );
         }

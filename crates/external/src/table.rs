@@ -17,7 +17,7 @@ pub struct ToolReport {
     /// Memory copies by direction, largest total time first.
     pub copies: Vec<TimeRow>,
     pub counters: Vec<CounterRow>,
-    /// Operations of the program, if it names them (ranges of NVTX), largest total time first.
+    /// Operations of the program, if it names them (ranges of NVTX or ROCTx), largest total time first.
     pub operations: Vec<OperationRow>,
     /// Requested counters without a result. A counter that reads zero for every kernel is one of them: on several chips
     /// (gfx1201 among them) some counters are listed but never count.

@@ -1,11 +1,12 @@
 //! rocprofv3's CSV: one row per dispatch, call, or counter of a dispatch.
 //!
 //! ROCm 6.2 to 7 added columns (streams, register counts, times of counted kernels); the columns read here kept their
-//! names. Times are in nanoseconds.
+//! names. Times are in nanoseconds. A kernel and the HIP call that launched it have the same correlation id.
 
 use std::io::BufRead;
 
 use super::TOOL;
+use super::ranges::Ranges;
 use crate::csv::Table;
 use crate::error::ExternalError;
 use crate::table::{Counters, Times};
@@ -16,16 +17,20 @@ fn table<R: BufRead>(reader: R, what: &str, column: &str) -> Result<Table<R>, Ex
     })
 }
 
-/// `*_kernel_trace.csv`.
+/// `*_kernel_trace.csv`. `ranges` are given if the run has some.
 pub(super) fn kernels(
     reader: impl BufRead,
     what: &str,
     times: &mut Times,
+    mut ranges: Option<&mut Ranges>,
 ) -> Result<(), ExternalError> {
     let mut table = table(reader, what, "Kernel_Name")?;
     while let Some(row) = table.next_row()? {
         let ns = row.between("Start_Timestamp", "End_Timestamp")?;
         times.add(row.text("Kernel_Name")?, ns);
+        if let Some(ranges) = &mut ranges {
+            ranges.kernel(row.id("Correlation_Id")?, ns);
+        }
     }
     Ok(())
 }
@@ -35,11 +40,34 @@ pub(super) fn calls(
     reader: impl BufRead,
     what: &str,
     times: &mut Times,
+    mut ranges: Option<&mut Ranges>,
 ) -> Result<(), ExternalError> {
     let mut table = table(reader, what, "Function")?;
     while let Some(row) = table.next_row()? {
         let ns = row.between("Start_Timestamp", "End_Timestamp")?;
         times.add(row.text("Function")?, ns);
+        if let Some(ranges) = &mut ranges {
+            let (thread, start) = (row.id("Thread_Id")?, row.time("Start_Timestamp")?);
+            ranges.call(row.id("Correlation_Id")?, thread, start);
+        }
+    }
+    Ok(())
+}
+
+/// `*_marker_api_trace.csv`: `Function` is the name that the program gave. A range of the whole process has thread 0.
+pub(super) fn markers(
+    reader: impl BufRead,
+    what: &str,
+    ranges: &mut Ranges,
+) -> Result<(), ExternalError> {
+    let mut table = table(reader, what, "Function")?;
+    while let Some(row) = table.next_row()? {
+        row.between("Start_Timestamp", "End_Timestamp")?;
+        let times = (row.time("Start_Timestamp")?, row.time("End_Timestamp")?);
+        // A mark has no length.
+        if times.0 < times.1 {
+            ranges.range(row.id("Thread_Id")?, times, row.text("Function")?);
+        }
     }
     Ok(())
 }

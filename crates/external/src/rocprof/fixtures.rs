@@ -1,4 +1,4 @@
-//! One small run in the formats of ROCm 6.2 and ROCm 7, written by hand.
+//! Small runs in the formats of ROCm 6.2 and ROCm 7, written by hand.
 
 /// `*_kernel_trace.csv` of ROCm 7.
 pub(crate) const TRACE: &str = include_str!(sample!("rocprof-kernel-trace"));
@@ -117,4 +117,67 @@ INSERT INTO "rocpd_kernel_dispatch{}" ("nid", "pid", "agent_id", "kernel_id", "d
     (1, 1, 1, 10, 3, 1, 1, 3000000, 3020000, 128, 1, 1, 65536, 1, 1, 3);
 INSERT INTO "rocpd_pmc_event{}" ("event_id", "pmc_id", "value") VALUES (1, 5, 1024.0), (1, 5, 1024.0), (1, 6, 0.0),
     (2, 5, 8.0), (2, 6, 0.0), (3, 5, 2048.0), (3, 6, 0.0), (99, 5, 7.0), (NULL, 5, 7.0);
+"#;
+
+/// `*_marker_api_trace.csv` in the form of `source/docs/data/marker_api_trace.csv` of rocprofiler-sdk: a mark, ranges of a
+/// thread that lie within each other, and one of the whole process, without a thread. The kernels are those of
+/// [`RANGED_TRACE`], the calls those of [`RANGED_CALLS`].
+pub(crate) const MARKERS: &str = r#""Domain","Function","Process_Id","Thread_Id","Correlation_Id","Start_Timestamp","End_Timestamp"
+"MARKER_CORE_API","a mark",717,717,1,1000,1000
+"MARKER_CORE_API","matmul ffn_down Q6_K [4096, 14336]",717,717,3,1110,1130
+"MARKER_CORE_API","rms_norm",717,717,5,1130,1150
+"MARKER_CORE_API","step of 1 rows",717,717,2,1100,1200
+"MARKER_CORE_API","the process",717,0,9,1000,9000
+"#;
+
+/// `*_hip_api_trace.csv` in the form of `source/docs/data/hip_runtime_trace.csv`. The kernel with id 6 has none.
+pub(crate) const RANGED_CALLS: &str = r#""Domain","Function","Process_Id","Thread_Id","Correlation_Id","Start_Timestamp","End_Timestamp"
+"HIP_RUNTIME_API","hipModuleLaunchKernel",717,717,4,1115,1120
+"HIP_RUNTIME_API","hipModuleLaunchKernel",717,717,7,1135,1140
+"HIP_RUNTIME_API","hipModuleLaunchKernel",717,717,8,1160,1165
+"HIP_RUNTIME_API","hipModuleLaunchKernel",717,717,10,1300,1305
+"#;
+
+/// `*_kernel_trace.csv` in the form of `source/docs/data/kernel_trace.csv`. The kernels run long after their launches.
+pub(crate) const RANGED_TRACE: &str = r#""Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp","Private_Segment_Size","Group_Segment_Size","Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"
+"KERNEL_DISPATCH",2,1,1,717,1,11,"gemv",4,2000000,2008000,0,0,64,1,1,1024,1,1
+"KERNEL_DISPATCH",2,1,1,717,2,12,"norm",7,2010000,2012000,0,0,64,1,1,1024,1,1
+"KERNEL_DISPATCH",2,1,1,717,3,13,"end_step",8,2020000,2021000,0,0,64,1,1,1024,1,1
+"KERNEL_DISPATCH",2,1,1,717,4,14,"copy",10,2030000,2031000,0,0,64,1,1,1024,1,1
+"KERNEL_DISPATCH",2,1,1,717,5,11,"gemv",6,2040000,2041000,0,0,64,1,1,1024,1,1
+"#;
+
+/// The same into [`ROCPD`]'s tables, as `source/lib/output/generateRocpd.cpp` writes it: the event of a call or a kernel
+/// has the call's correlation id as `stack_id`, that of a range its name in `extdata`.
+pub(crate) const ROCPD_RANGES: &str = r#"
+INSERT INTO "rocpd_string{}" ("id", "string") VALUES (20, 'HIP_RUNTIME_API_EXT'), (21, 'MARKER_CORE_RANGE_API'),
+    (22, 'KERNEL_DISPATCH'), (23, 'roctxThreadRangeA'), (24, 'roctxProcessRangeA'), (25, ''), (26, 'rms_norm'),
+    (27, 'matmul ffn_down Q6_K [4096, 14336]'), (28, 'step of 1 rows');
+INSERT INTO "rocpd_event{}" ("id", "category_id", "stack_id", "extdata") VALUES
+    (102, 21, 2, '{"message": "step of 1 rows"}'),
+    (103, 21, 3, '{"message": "matmul ffn_down Q6_K [4096, 14336]"}'),
+    (105, 21, 5, '{"message": "rms_norm"}'),
+    (109, 21, 9, '{"message": "the process"}'),
+    (104, 20, 4, '{}'), (107, 20, 7, '{}'), (108, 20, 8, '{}'), (110, 20, 10, '{}'),
+    (204, 22, 4, '{}'), (207, 22, 7, '{}'), (208, 22, 8, '{}'), (210, 22, 10, '{}'), (206, 22, 6, '{}');
+INSERT INTO "rocpd_region{}" ("nid", "pid", "tid", "start", "end", "name_id", "event_id") VALUES
+    (1, 717, 717, 1100, 1200, 23, 102), (1, 717, 717, 1110, 1130, 23, 103), (1, 717, 717, 1130, 1150, 23, 105),
+    (1, 717, 0, 1000, 9000, 24, 109),
+    (1, 717, 717, 1115, 1120, 1, 104), (1, 717, 717, 1135, 1140, 1, 107), (1, 717, 717, 1160, 1165, 1, 108),
+    (1, 717, 717, 1300, 1305, 1, 110);
+INSERT INTO "rocpd_kernel_dispatch{}" ("nid", "pid", "agent_id", "kernel_id", "dispatch_id", "queue_id", "stream_id",
+    "start", "end", "workgroup_size_x", "workgroup_size_y", "workgroup_size_z", "grid_size_x", "grid_size_y",
+    "grid_size_z", "region_name_id", "event_id") VALUES
+    (1, 717, 1, 10, 1, 1, 1, 2000000, 2008000, 64, 1, 1, 1024, 1, 1, 25, 204),
+    (1, 717, 1, 11, 2, 1, 1, 2010000, 2012000, 64, 1, 1, 1024, 1, 1, 25, 207),
+    (1, 717, 1, 11, 3, 1, 1, 2020000, 2021000, 64, 1, 1, 1024, 1, 1, 25, 208),
+    (1, 717, 1, 11, 4, 1, 1, 2030000, 2031000, 64, 1, 1, 1024, 1, 1, 25, 210),
+    (1, 717, 1, 10, 5, 1, 1, 2040000, 2041000, 64, 1, 1, 1024, 1, 1, 25, 206);
+"#;
+
+/// The same kernels of a run with `--kernel-rename`, where each has the name of its range.
+pub(crate) const ROCPD_RENAMED: &str = r#"
+UPDATE "rocpd_kernel_dispatch{}" SET "region_name_id" = 27 WHERE "dispatch_id" IN (1, 5);
+UPDATE "rocpd_kernel_dispatch{}" SET "region_name_id" = 26 WHERE "dispatch_id" = 2;
+UPDATE "rocpd_kernel_dispatch{}" SET "region_name_id" = 28 WHERE "dispatch_id" = 3;
 "#;

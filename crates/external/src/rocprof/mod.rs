@@ -1,19 +1,22 @@
 //! rocprofv3, the command line of rocprofiler-sdk (ROCm 6.2 and later): configuration, commands and results.
 //!
 //! Counting serializes kernels, so times are measured in a separate run and each set of counters in another. The files
-//! of a run are named `NAME_results.db`, `NAME_kernel_trace.csv` and so on; see [`rocpd`], [`csv`] and [`json`].
+//! of a run are named `NAME_results.db`, `NAME_kernel_trace.csv` and so on; see [`rocpd`], [`csv`] and [`json`]. Kernels
+//! are summed by the ranges that the program names ([`ranges`]) from rocpd and CSV.
 
 pub(crate) mod avail;
 mod csv;
 #[cfg(test)]
 pub(super) mod fixtures;
 mod json;
+mod ranges;
 mod rocpd;
 #[cfg(test)]
 mod rocpd_tests;
 #[cfg(all(test, unix))]
 mod tests;
 
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,8 +28,9 @@ use super::diagnosis;
 use super::error::ExternalError;
 use super::files;
 use super::process::{self, Limits};
-use super::table::{Counters, Times, ToolReport};
+use super::table::{Counters, Operations, Times, ToolReport};
 use super::tools::Tool;
+use ranges::{Assigned, Ranges};
 
 /// The tool's name in messages.
 const TOOL: &str = "rocprofv3";
@@ -161,7 +165,8 @@ impl ProfilingConfig {
         self
     }
 
-    /// Traces the ranges that a program names by ROCTx.
+    /// Traces the ranges that a program names by ROCTx, and what tells which kernels were launched in them: rocpd has the
+    /// name of its range with each kernel if asked to rename kernels by it; for CSV, HIP calls are traced.
     pub fn with_marker_trace(mut self, on: bool) -> ProfilingConfig {
         self.marker_trace = on;
         self
@@ -186,12 +191,18 @@ impl ProfilingConfig {
     }
 
     fn traces(&self) -> Vec<&'static str> {
+        let in_rocpd = self.formats == [OutputFormat::Rocpd];
         let flags = [
             (self.kernel_trace, "--kernel-trace"),
-            (self.hip_trace, "--hip-trace"),
+            (
+                self.hip_trace || (self.marker_trace && !in_rocpd),
+                "--hip-trace",
+            ),
             (self.hsa_trace, "--hsa-trace"),
             (self.memory_copy_trace, "--memory-copy-trace"),
             (self.marker_trace, "--marker-trace"),
+            // In other formats, the kernels' own names would be lost.
+            (self.marker_trace && in_rocpd, "--kernel-rename"),
         ];
         flags
             .iter()
@@ -343,6 +354,11 @@ pub fn read_results(path: &Path) -> Result<ToolReport, ExternalError> {
     let format = formats.into_iter().find(|format| has(*format));
     let mut found = Found::default();
     for file in &files {
+        if file.kind == Kind::Markers && format == Some(OutputFormat::Csv) {
+            found.csv_ranges.entry(file.run()).or_default();
+        }
+    }
+    for file in &files {
         // Descriptions of devices in CSV belong to the other CSV files.
         let of = match file.kind {
             Kind::Agents => Some(OutputFormat::Csv),
@@ -387,6 +403,7 @@ enum Kind {
     Counters,
     Calls,
     Copies,
+    Markers,
     Agents,
     Json,
     Rocpd,
@@ -398,7 +415,9 @@ impl Kind {
     /// Returns the format of a file with results.
     fn format(self) -> Option<OutputFormat> {
         match self {
-            Kind::Kernels | Kind::Counters | Kind::Calls | Kind::Copies => Some(OutputFormat::Csv),
+            Kind::Kernels | Kind::Counters | Kind::Calls | Kind::Copies | Kind::Markers => {
+                Some(OutputFormat::Csv)
+            }
             Kind::Json => Some(OutputFormat::Json),
             Kind::Rocpd => Some(OutputFormat::Rocpd),
             Kind::Agents | Kind::Other => None,
@@ -407,7 +426,12 @@ impl Kind {
 
     /// Determines the kind of a file from its name.
     fn of(name: &str) -> Option<Kind> {
-        const ENDS: [(&str, Kind); 13] = [
+        Kind::ending(name).map(|(_, kind)| kind)
+    }
+
+    /// Returns the end of a name that determines its kind.
+    fn ending(name: &str) -> Option<(&'static str, Kind)> {
+        const ENDS: [(&str, Kind); 14] = [
             ("results.db", Kind::Rocpd),
             ("kernel_trace.csv", Kind::Kernels),
             ("counter_collection.csv", Kind::Counters),
@@ -418,19 +442,29 @@ impl Kind {
             ("hip_trace.csv", Kind::Calls),
             ("hsa_trace.csv", Kind::Calls),
             ("memory_copy_trace.csv", Kind::Copies),
+            ("marker_api_trace.csv", Kind::Markers),
             ("agent_info.csv", Kind::Agents),
             ("results.json", Kind::Json),
             (".pftrace", Kind::Other),
             (".otf2", Kind::Other),
         ];
-        let end = ENDS.iter().find(|(end, _)| name.ends_with(end));
-        end.map(|(_, kind)| *kind)
+        ENDS.into_iter().find(|(end, _)| name.ends_with(end))
     }
 }
 
 struct ResultFile {
     path: PathBuf,
     kind: Kind,
+}
+
+impl ResultFile {
+    /// What the paths of all CSV files of a process begin with. Correlation ids are those of a process.
+    fn run(&self) -> PathBuf {
+        let name = self.path.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        let end = Kind::ending(&name).map_or(0, |(end, _)| end.len());
+        self.path.with_file_name(&name[..name.len() - end])
+    }
 }
 
 /// Finds rocprofv3's files below a folder; without `-o` they are in a folder named after the host. A file is returned
@@ -465,19 +499,48 @@ struct Found {
     calls: Times,
     copies: Times,
     counters: Counters,
+    operations: Operations,
+    /// Kernels of all runs with ranges.
+    assigned: Assigned,
+    /// Whether a run has more ranges than are read.
+    too_many_ranges: bool,
+    /// Of CSV files, which are read one after the other.
+    csv_ranges: HashMap<PathBuf, Ranges>,
     devices: Vec<String>,
 }
 
 impl Found {
+    /// Takes what a process recorded of its ranges.
+    fn assign(&mut self, ranges: Ranges) {
+        self.too_many_ranges |= ranges.is_too_long();
+        if ranges.is_empty() || ranges.is_too_long() {
+            return;
+        }
+        let assigned = ranges.assign(&mut self.operations);
+        self.assigned.n_kernels += assigned.n_kernels;
+        self.assigned.n_without_call += assigned.n_without_call;
+        self.assigned.n_ambiguous += assigned.n_ambiguous;
+    }
+
     fn read(&mut self, file: &ResultFile) -> Result<(), ExternalError> {
         let what = file.path.display().to_string();
         let reader = || files::open(&file.path);
         match file.kind {
-            Kind::Kernels => csv::kernels(reader()?, &what, &mut self.kernels),
+            Kind::Kernels => {
+                let ranges = self.csv_ranges.get_mut(&file.run());
+                csv::kernels(reader()?, &what, &mut self.kernels, ranges)
+            }
             Kind::Counters => {
                 csv::counters(reader()?, &what, &mut self.counters, &mut self.counted)
             }
-            Kind::Calls => csv::calls(reader()?, &what, &mut self.calls),
+            Kind::Calls => {
+                let ranges = self.csv_ranges.get_mut(&file.run());
+                csv::calls(reader()?, &what, &mut self.calls, ranges)
+            }
+            Kind::Markers => {
+                let ranges = self.csv_ranges.entry(file.run()).or_default();
+                csv::markers(reader()?, &what, ranges)
+            }
             Kind::Copies => csv::copies(reader()?, &what, &mut self.copies),
             Kind::Agents => csv::agents(reader()?, &what, &mut self.devices),
             Kind::Json => json::read(&files::read(&file.path)?, &what, self),
@@ -486,9 +549,15 @@ impl Found {
         }
     }
 
-    fn report(self) -> ToolReport {
+    fn report(mut self) -> ToolReport {
+        for (_, ranges) in std::mem::take(&mut self.csv_ranges) {
+            self.assign(ranges);
+        }
+        let mut notes = self.assigned.notes();
+        if self.too_many_ranges {
+            notes.push("kernels are not summed by ranges: the trace is too long".to_string());
+        }
         let (counters, unavailable) = self.counters.rows();
-        let mut notes = Vec::new();
         let mut kernels = self.kernels.rows();
         if kernels.is_empty() {
             kernels = self.counted.rows();
@@ -511,6 +580,7 @@ impl Found {
             calls: self.calls.rows(),
             copies: self.copies.rows(),
             counters,
+            operations: self.operations.rows(),
             unavailable,
             devices: self.devices,
             notes,
@@ -523,8 +593,11 @@ impl Found {
 pub(super) fn read_any(bytes: &[u8]) {
     let mut found = Found::default();
     // Errors are fine.
-    let _ = csv::kernels(bytes, "any", &mut found.kernels);
-    let _ = csv::calls(bytes, "any", &mut found.calls);
+    let mut ranges = Ranges::default();
+    let _ = csv::kernels(bytes, "any", &mut found.kernels, Some(&mut ranges));
+    let _ = csv::calls(bytes, "any", &mut found.calls, Some(&mut ranges));
+    let _ = csv::markers(bytes, "any", &mut ranges);
+    found.assign(ranges);
     let _ = csv::copies(bytes, "any", &mut found.copies);
     let _ = csv::counters(bytes, "any", &mut found.counters, &mut found.counted);
     let _ = csv::agents(bytes, "any", &mut found.devices);

@@ -18,9 +18,11 @@ use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Row};
 
+use super::ranges::Ranges;
 use super::{Found, TOOL, csv};
 use crate::error::ExternalError;
 use crate::process::printable;
+use crate::table::Launch;
 
 /// First bytes of a SQLite file.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -52,6 +54,12 @@ const STEPS: u64 = 1000;
 
 /// Steps for reading the schema. Its time grows with the square of its length.
 const SCHEMA_STEPS: u64 = 200_000;
+
+/// Categories of ranges: ROCm 7.0's, and that of later versions.
+const MARKERS: [&str; 2] = ["MARKER_CORE_API", "MARKER_CORE_RANGE_API"];
+
+/// The correlation id of no call.
+const NO_CALL: i64 = -1;
 
 /// Advice about files that are too large.
 const SHORTER: &str = "profile a shorter run";
@@ -300,12 +308,114 @@ impl<'a> Database<'a> {
             let unit = (!unit.is_empty()).then_some(unit.as_str());
             found.counters.add(name, counter, unit, *value);
         }
-        self.host(
-            &strings,
-            table("rocpd_region"),
-            table("rocpd_memory_copy"),
-            found,
-        )
+        let names = self.strings(&strings)?;
+        let regions = table("rocpd_region");
+        if let (Some(events), Some(regions)) = (table("rocpd_event"), &regions) {
+            let tables = (events.as_str(), regions.as_str(), dispatches.as_str());
+            self.ranges(tables, &names, &counted.events, found)?;
+        }
+        self.host(&names, regions, table("rocpd_memory_copy"), found)
+    }
+
+    fn strings(&mut self, table: &str) -> Result<HashMap<i64, String>, ExternalError> {
+        let mut names = HashMap::new();
+        self.rows(table, &["id", "string"], |row| {
+            names.insert(row.whole(0)?, row.text(1)?);
+            Ok(())
+        })?;
+        Ok(names)
+    }
+
+    /// Sums kernels by the ranges that they were launched in, except those of the events in `counted`. An event has the
+    /// correlation id (`stack_id`) of a call or a kernel, and the name of a range (`extdata`).
+    fn ranges(
+        &mut self,
+        (events, regions, dispatches): (&str, &str, &str),
+        names: &HashMap<i64, String>,
+        counted: &HashSet<i64>,
+        found: &mut Found,
+    ) -> Result<(), ExternalError> {
+        let is_marker = |category: Option<i64>| {
+            let name = category.and_then(|category| names.get(&category));
+            name.is_some_and(|name| MARKERS.contains(&name.as_str()))
+        };
+        let mut messages: HashMap<i64, String> = HashMap::new();
+        self.rows(events, &["id", "category_id", "extdata"], |row| {
+            if is_marker(row.maybe(1)?) {
+                let facts: Option<serde_json::Value> = serde_json::from_slice(&row.bytes(2)?).ok();
+                let message = facts
+                    .as_ref()
+                    .and_then(|facts| facts.get("message")?.as_str());
+                if let Some(message) = message {
+                    messages.insert(row.whole(0)?, message.to_string());
+                }
+            }
+            Ok(())
+        })?;
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let mut correlations: HashMap<i64, i64> = HashMap::new();
+        self.rows(events, &["id", "stack_id"], |row| {
+            let id = row.whole(0)?;
+            if let Some(correlation) = row.maybe(1)? {
+                correlations.insert(id, correlation);
+            }
+            Ok(())
+        })?;
+        let mut ranges = Ranges::default();
+        self.rows(
+            regions,
+            &["name_id", "start", "end", "tid", "event_id"],
+            |row| {
+                let Some(event) = row.maybe(4)? else {
+                    return Ok(());
+                };
+                row.between(1, 2)?;
+                let (start, thread) = (row.whole(1)?, row.whole(3)?);
+                let is_hip = |name: &String| name.starts_with("hip") || name.starts_with("__hip");
+                if let Some(message) = messages.get(&event) {
+                    ranges.range(thread, (start, row.whole(2)?), message);
+                } else if let Some(correlation) = correlations.get(&event)
+                    && names.get(&row.whole(0)?).is_some_and(is_hip)
+                {
+                    ranges.call(*correlation, thread, start);
+                }
+                Ok(())
+            },
+        )?;
+        // Kernels of which the tool itself says in which range they were launched.
+        let mut named: Vec<(i64, f64)> = Vec::new();
+        let mut is_named = false;
+        let columns = ["event_id", "start", "end", "region_name_id"];
+        self.rows(dispatches, &columns, |row| {
+            let event = row.maybe(0)?;
+            if event.is_some_and(|event| counted.contains(&event)) {
+                return Ok(());
+            }
+            let ns = row.between(1, 2)?;
+            let name = row.maybe(3)?.unwrap_or_default();
+            is_named |= names.get(&name).is_some_and(|name| !name.is_empty());
+            named.push((name, ns));
+            let correlation = event.and_then(|event| correlations.get(&event));
+            ranges.kernel(correlation.copied().unwrap_or(NO_CALL), ns);
+            Ok(())
+        })?;
+        if !is_named {
+            found.assign(ranges);
+            return Ok(());
+        }
+        for (name, ns) in named {
+            let name = names.get(&name).filter(|name| !name.is_empty());
+            if let Some(name) = name {
+                let launch = Launch {
+                    ns,
+                    ..Launch::default()
+                };
+                found.operations.add(name, launch);
+            }
+        }
+        Ok(())
     }
 
     fn agents(&mut self, table: &str, found: &mut Found) -> Result<(), ExternalError> {
@@ -350,16 +460,11 @@ impl<'a> Database<'a> {
     /// Adds API calls and memory copies.
     fn host(
         &mut self,
-        strings: &str,
+        names: &HashMap<i64, String>,
         regions: Option<String>,
         copies: Option<String>,
         found: &mut Found,
     ) -> Result<(), ExternalError> {
-        let mut names: HashMap<i64, String> = HashMap::new();
-        self.rows(strings, &["id", "string"], |row| {
-            names.insert(row.whole(0)?, row.text(1)?);
-            Ok(())
-        })?;
         let name = |id: i64| {
             let name = names.get(&id).map(String::as_str);
             name.ok_or_else(|| format!("string {id} is missing"))

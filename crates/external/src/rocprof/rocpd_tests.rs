@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use rusqlite::Connection;
 
-use super::fixtures::{AGENTS, CALLS, COPIES, ROCPD, ROCPD_COUNTERS, ROCPD_TRACE, TRACE};
+use super::fixtures::{
+    AGENTS, CALLS, COPIES, MARKERS, RANGED_CALLS, RANGED_TRACE, ROCPD, ROCPD_COUNTERS,
+    ROCPD_RANGES, ROCPD_RENAMED, ROCPD_TRACE, TRACE,
+};
 use super::*;
 
 /// End of the tables' names; the tool replaces the `-` of an id.
@@ -59,6 +62,81 @@ fn rocpd_and_csv_give_the_same_result() {
     let renamed = db.path().join("decode.db");
     fs::rename(&path, &renamed).unwrap();
     assert_eq!(read_results(&renamed).unwrap().kernels, from_csv.kernels);
+}
+
+fn operations(report: &ToolReport) -> Vec<(&str, u64, f64)> {
+    let rows = report.operations.iter();
+    rows.map(|row| (row.name.as_str(), row.launches, row.total_ms))
+        .collect()
+}
+
+const MATMUL: &str = "matmul ffn_down Q6_K [4096, 14336]";
+
+/// By the calls that launched them; one kernel was launched in no range, and of another nothing says by which call.
+#[test]
+fn kernels_are_summed_by_the_ranges_of_their_launches() {
+    let (dir, db) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for (name, text) in [
+        ("hip_kernel_trace.csv", RANGED_TRACE),
+        ("hip_hip_api_trace.csv", RANGED_CALLS),
+        ("hip_marker_api_trace.csv", MARKERS),
+    ] {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let from_csv = read_results(dir.path()).unwrap();
+    // Of another process, in which the same ids mean other calls.
+    fs::write(dir.path().join("7_kernel_trace.csv"), RANGED_TRACE).unwrap();
+    let beside_others = read_results(dir.path()).unwrap();
+    assert_eq!(beside_others.operations, from_csv.operations);
+    let path = made(db.path(), "a_results.db", &[ROCPD, ROCPD_RANGES]);
+    let from_db = read_results(&path).unwrap();
+    for report in [&from_csv, &from_db] {
+        assert_eq!(
+            operations(report),
+            [
+                (MATMUL, 1, 0.008),
+                ("rms_norm", 1, 0.002),
+                ("step of 1 rows", 1, 0.001)
+            ]
+        );
+        let [note] = &report.notes[..] else {
+            panic!("{:?}", report.notes);
+        };
+        assert!(
+            note.starts_with("1 of 5 kernels are of no operation"),
+            "{note}"
+        );
+        assert!(note.contains("--trace hip,markers"), "{note}");
+    }
+    // Without HIP calls nothing can be told.
+    fs::remove_file(dir.path().join("hip_hip_api_trace.csv")).unwrap();
+    let report = read_results(dir.path()).unwrap();
+    assert_eq!(operations(&report), []);
+    assert!(
+        report.notes[0].starts_with("5 of 5 kernels"),
+        "{:?}",
+        report.notes
+    );
+}
+
+/// What rocprofv3 says of each kernel comes first.
+#[test]
+fn names_of_ranges_with_the_kernels_need_no_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let without_calls = r#"DELETE FROM "rocpd_region{}" WHERE "name_id" = 1"#;
+    let all = [ROCPD, ROCPD_RANGES, ROCPD_RENAMED, without_calls];
+    let report = read_results(&made(dir.path(), "a_results.db", &all)).unwrap();
+    assert_eq!(
+        operations(&report),
+        [
+            (MATMUL, 2, 0.009),
+            ("rms_norm", 1, 0.002),
+            ("step of 1 rows", 1, 0.001)
+        ]
+    );
+    assert_eq!(report.notes, [""; 0]);
+    // The kernels keep their own names.
+    assert_eq!(report.kernels[0].name, "matvec_2_1");
 }
 
 #[test]
