@@ -113,7 +113,7 @@ pub struct GpuArgs {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     pub gpu_memory: Option<u32>,
-    /// Launch kernels one by one instead of as graphs; slower, for comparison
+    /// Launch kernels one by one, not as graphs; slower
     #[arg(
         long,
         env = "ROCMFORGE_NO_GRAPHS",
@@ -121,11 +121,7 @@ pub struct GpuArgs {
         value_parser = BoolishValueParser::new()
     )]
     pub no_graphs: bool,
-    /// Make the bits of each sequence independent of what runs beside it
-    ///
-    /// The kernels of a GPU add in an order that depends on how many rows a step has, so that a choice between nearly equal
-    /// tokens may depend on other requests, on the chunks of the prompt and on the cache. This takes kernels of one order, at
-    /// some cost in speed. A CPU does so in any case
+    /// Give a text the same bits whatever runs beside it; slower
     #[arg(
         long,
         env = "ROCMFORGE_BATCH_INVARIANT",

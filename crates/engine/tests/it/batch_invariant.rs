@@ -150,6 +150,8 @@ fn check(name: &str, model: &Model, kv_type: KvType, device: &Device) {
     let prompts = prompts(model.config.n_vocab, &mut alone);
     let expected: Vec<Trace> = prompts.iter().map(|prompt| alone(prompt)).collect();
     let random = &mut Random(7);
+    // In the second round, all prompts are in the cache.
+    let n_rounds = 1 + usize::from(std::env::var_os("ROCMFORGE_TEST_REPEATS").is_some());
     // The second cache is so small that sequences are preempted.
     for (max_seqs, max_batch_tokens, n_contexts) in [(12, 24, 6), (5, 70, 1)] {
         let config = EngineConfig {
@@ -161,7 +163,7 @@ fn check(name: &str, model: &Model, kv_type: KvType, device: &Device) {
             ..base.clone()
         };
         let mut engine = Engine::start(model, None, &config).unwrap();
-        for round in 0..2 {
+        for round in 0..n_rounds {
             let found = traces(&mut engine, &prompts, random);
             for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 assert_eq!(
@@ -172,7 +174,9 @@ fn check(name: &str, model: &Model, kv_type: KvType, device: &Device) {
         }
         let stats = engine.stats();
         assert!(stats.prefix.hits > 0, "prompts are found in the cache");
-        assert_eq!(stats.preemptions > 0, n_contexts == 1);
+        // Fewer sequences of models with states run at once.
+        let is_full = n_contexts == 1 && model.plan.states.is_empty();
+        assert!(stats.preemptions > 0 || !is_full, "a sequence is preempted");
     }
 }
 
