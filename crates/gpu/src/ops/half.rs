@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use rocmforge_gguf::GgmlType;
 
 use self::division::{COSTS, Cost, Division, WARP, is_small, waves_of};
+use super::attention::MAX_ANSWER_ROWS;
 use super::formats::format_modules;
 use super::gemv::MAX_ROWS;
 use super::jobs::{FEW, Work, address};
@@ -356,8 +357,10 @@ fn max_octets(max_rows: usize, n_experts: Option<usize>) -> usize {
     let with_tiles = |n_rows: usize, kind: usize| {
         n_rows.div_ceil(OCTET) + max_tiles(n_rows, n_experts, TILE_ROWS[kind])
     };
-    // A shared expert, which has a row of each token, at most doubles the rows.
-    let few = max_rows.min(2 * FEW_ROWS * n_experts);
+    // Answers have small tiles whatever the number of rows, as many as each expert for each token. A shared expert, which has
+    // a row of each token, at most doubles the few rows.
+    const { assert!(MAX_ANSWER_ROWS >= 2 * FEW_ROWS) };
+    let few = max_rows.min(MAX_ANSWER_ROWS * n_experts);
     with_tiles(few, SMALL).max(with_tiles(max_rows, LARGE))
 }
 
