@@ -70,7 +70,7 @@ const NAMES: [(Variant, &str); 19] = [
     (Variant::TuningOff, "tuning=off"),
 ];
 
-/// The simplest variant of each kind.
+/// The simplest variant of each kind that has one.
 const PLAIN: (&str, &str) = (
     "plain",
     "products=matvec,tiles=small,attention=generic,splits=off,norms=block,acts=separate,loads=narrow,rope=separate,tuning=off",
@@ -170,7 +170,8 @@ mod tests {
     fn plain_has_one_variant_of_each_kind() {
         let plain: Variants = "plain".parse().unwrap();
         assert_eq!(plain.to_string(), PLAIN.1);
-        for (_, name) in NAMES {
+        // Neither kind of rows has simpler kernels.
+        for (_, name) in NAMES.iter().filter(|(_, name)| kind_of(name) != "rows") {
             assert!(plain.of_kind(kind_of(name)).is_some(), "{name}");
         }
     }
