@@ -71,6 +71,9 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
             report.add(check);
         }
     }
+    if survey.devices.is_empty() {
+        report.add(devices::no_graphs());
+    }
     if let Some(id) = args.emulated {
         report.add(devices::emulated(id));
     }

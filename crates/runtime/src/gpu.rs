@@ -44,6 +44,7 @@ pub use device::{
     best, candidates, image_targets, read_bandwidth, roofline, survey, tuning_key,
 };
 pub(crate) use device::{heads_bytes, kv_type, weight_bytes};
+pub use graph_check::{GraphCheck, StepTimes};
 pub(crate) use limits::check;
 use memory::{Memory, Sizes};
 use op_ranges::OpRanges;

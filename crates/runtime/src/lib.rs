@@ -36,5 +36,5 @@ pub use executor::{Executor, Pending};
 pub use limits::{Limits, Output, Resolved, check_shift};
 pub use place::{Fit, Fits, fit, free_bytes};
 pub use plans::running_plan;
-pub use start::{Started, start};
+pub use start::{Started, compare_graphs, start};
 pub use times::StepObserver;

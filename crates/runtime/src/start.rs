@@ -8,7 +8,9 @@ use crate::config::{Device, EngineConfig};
 use crate::cpu::{CpuBackend, CpuOptions};
 use crate::error::{ConfigError, RuntimeError};
 use crate::executor::{Executor, caught};
-use crate::gpu::{self, Experts, GpuBackend, GpuConfig, GpuLayers, GpuOptions, Graphs, WhenIdle};
+use crate::gpu::{
+    self, Experts, GpuBackend, GpuConfig, GpuLayers, GpuOptions, GraphCheck, Graphs, WhenIdle,
+};
 use crate::hybrid::{HybridBackend, HybridOptions};
 use crate::limits::{self, Resolved};
 use crate::place::{self, Place, Placed};
@@ -163,6 +165,31 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             Ok((Box::new(backend), (placed, 1)))
         }
     }
+}
+
+/// Compares graphs of decode steps of `model` with separate launches, as the check at the first use of a GPU does, and
+/// times both. Nothing is stored. `None` if the model does not fit on the GPU as a whole.
+///
+/// # Errors
+/// Errors of the settings and of the device.
+pub fn compare_graphs(
+    model: &Model,
+    config: &EngineConfig,
+    gpu: &GpuConfig,
+) -> Result<Option<GraphCheck>, RuntimeError> {
+    let compare = || {
+        let device = gpu.open()?;
+        let placed = place::place(&device, model, config, gpu.offload)?;
+        let Place::Gpu = placed.place else {
+            return Ok(None);
+        };
+        let options = gpu_options(config, &placed.resolved, Graphs::On);
+        let plan = settled(plans::on_gpu(model, config.fusion), options.n_ctx);
+        let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
+        backend.load_kernels()?;
+        backend.compare_graphs().map(Some)
+    };
+    caught(compare)?
 }
 
 fn make_on_cpu(model: &Model, config: &EngineConfig, placed: Placed) -> Result<Made, RuntimeError> {

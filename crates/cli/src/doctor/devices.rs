@@ -6,8 +6,9 @@ use rocmforge_gguf::{TokenId, escape_control};
 use rocmforge_gpu::{images, left_out};
 use rocmforge_model::Model;
 use rocmforge_runtime::check::{self, Coverage};
+use rocmforge_runtime::compare_graphs;
 use rocmforge_runtime::gpu::{
-    self, DeviceId, DeviceInfo, GpuConfig, GpuError, OpenOptions, Survey,
+    self, DeviceId, DeviceInfo, GpuConfig, GpuError, GraphCheck, OpenOptions, Survey,
 };
 
 use super::hardware::{PciGpu, Vendor};
@@ -139,7 +140,7 @@ fn why_left_out(left_out: &[(&str, &str)]) -> String {
     parts.collect()
 }
 
-/// Checks a device: its facts, its bandwidth, and its results.
+/// Checks a device: its facts, its bandwidth, its results, and graphs against launches.
 pub fn device(info: &DeviceInfo, options: &OpenOptions) -> Vec<Check> {
     let id = info.id.to_string();
     let detail = format!(
@@ -171,7 +172,66 @@ pub fn device(info: &DeviceInfo, options: &OpenOptions) -> Vec<Check> {
         Err(error) => Check::new(format!("{id} bandwidth"), Status::Failed, error.to_string()),
     };
     let found = Check::new(id.clone(), Status::Ok, format!("{detail}, kernels {image}"));
-    vec![found, bandwidth, results(&id, Device::Gpu(config))]
+    let results = results(&id, Device::Gpu(config.clone()));
+    let graphs = match results.status {
+        Status::Ok => graphs(&id, config),
+        _ => Check::new(
+            format!("{id} graphs"),
+            Status::Skipped,
+            "not measured, as the results are not right",
+        ),
+    };
+    vec![found, bandwidth, results, graphs]
+}
+
+/// Times a decode step of the built-in model as a graph and in separate launches.
+fn graphs(id: &str, gpu: GpuConfig) -> Check {
+    let name = format!("{id} graphs");
+    let config = EngineConfig {
+        n_ctx: Some(check::n_ctx(0)),
+        ..EngineConfig::default()
+    }
+    .on(Device::Gpu(gpu.clone()));
+    let compared = built_in()
+        .and_then(|model| compare_graphs(&model, &config, &gpu).map_err(|error| error.to_string()));
+    match compared {
+        Ok(Some(found)) => compared_graphs(name, &found),
+        Ok(None) => {
+            let detail = "not measured, as the built-in model has no room on the GPU";
+            Check::new(name, Status::Skipped, detail)
+        }
+        Err(error) => Check::new(name, Status::Failed, error),
+    }
+}
+
+/// The check of graphs of a machine without a GPU.
+pub fn no_graphs() -> Check {
+    let detail = "no GPU to compare graphs with launches on";
+    Check::new("graphs", Status::Skipped, detail)
+}
+
+fn compared_graphs(name: String, found: &GraphCheck) -> Check {
+    match found {
+        GraphCheck::Same(times) => {
+            let [graph, launches] = [times.graph, times.launches].map(|t| 1e3 * t.as_secs_f64());
+            let used = match times.are_launched() {
+                true => "separate launches",
+                false => "graphs",
+            };
+            let detail = format!(
+                "a step of the built-in model takes {graph:.3} ms as a graph and {launches:.3} ms in separate launches: \
+                 {used} are used for it"
+            );
+            Check::new(name, Status::Ok, detail)
+        }
+        GraphCheck::Fails(why) => Check::new(name, Status::Warning, why.as_str())
+            .advice("update the GPU's driver and runtime; --no-graphs avoids this check"),
+    }
+}
+
+fn built_in() -> Result<Model, String> {
+    let file = embedded::open().map_err(|error| error.to_string())?;
+    Model::load(file.into()).map_err(|error| error.to_string())
 }
 
 /// Checks the results of an emulated GPU.
@@ -204,16 +264,13 @@ fn results(id: &str, device: Device) -> Check {
         ..EngineConfig::default()
     }
     .on(device);
-    let compared = embedded::open()
-        .map_err(|error| error.to_string())
-        .and_then(|file| Model::load(file.into()).map_err(|error| error.to_string()))
-        .and_then(|model| {
-            let n_vocab = model.config.n_vocab as u64;
-            let token = |i: u64| (i * 2_654_435_761 % n_vocab) as TokenId;
-            let tokens: Vec<TokenId> = (0..64).map(token).collect();
-            check::check(&model, &config, &tokens, 0, Coverage::Distinct)
-                .map_err(|error| error.to_string())
-        });
+    let compared = built_in().and_then(|model| {
+        let n_vocab = model.config.n_vocab as u64;
+        let token = |i: u64| (i * 2_654_435_761 % n_vocab) as TokenId;
+        let tokens: Vec<TokenId> = (0..64).map(token).collect();
+        check::check(&model, &config, &tokens, 0, Coverage::Distinct)
+            .map_err(|error| error.to_string())
+    });
     let report = match compared {
         Ok(report) => report,
         Err(error) => return Check::new(name, Status::Failed, error),
@@ -247,6 +304,10 @@ fn results(id: &str, device: Device) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use rocmforge_runtime::gpu::StepTimes;
+
     use super::*;
 
     fn nvidia() -> PciGpu {
@@ -267,6 +328,27 @@ mod tests {
             why_left_out(&left_out),
             "; not for gfx1200, gfx1201: clang 20 omits a wait; not for gfx942: no lld"
         );
+    }
+
+    #[test]
+    fn graphs_and_launches_are_told_with_what_is_used() {
+        let times = |graph, launches| {
+            let [graph, launches] = [graph, launches].map(Duration::from_micros);
+            let found = GraphCheck::Same(StepTimes { graph, launches });
+            let check = compared_graphs("hip:0 graphs".into(), &found);
+            assert_eq!((&*check.name, check.status), ("hip:0 graphs", Status::Ok));
+            check.detail
+        };
+        assert_eq!(
+            times(500, 250),
+            "a step of the built-in model takes 0.500 ms as a graph and 0.250 ms in separate launches: separate launches \
+             are used for it"
+        );
+        assert!(times(250, 500).ends_with(": graphs are used for it"));
+        let why = "the graph of a step fails (hipGraphLaunch failed) on hip:0";
+        let check = compared_graphs("hip:0 graphs".into(), &GraphCheck::Fails(why.into()));
+        assert_eq!((check.status, &*check.detail), (Status::Warning, why));
+        assert!(check.advice.is_some());
     }
 
     /// A library that works but offers no GPU, though there is one, and one that no GPU needs.

@@ -90,6 +90,10 @@ fn doctor_names_what_is_wrong() {
             assert_eq!(status, "failed", "{name}: {detail}");
             assert!(detail.contains(&part), "{name}: {detail}");
             assert_eq!(check(&report, "cpu results")[0], "ok");
+            if failed.ends_with("results") {
+                let [status, detail] = check(&report, &format!("{device} graphs"));
+                assert_eq!(status, "skipped", "{name}: {detail}");
+            }
             assert_ne!(report["next"], "", "{name}");
         }
     }
@@ -100,6 +104,7 @@ fn doctor_finds_missing_libraries_and_whole_kernels() {
     let none = Path::new("/no/such/library.so");
     let report = doctor(&VENDORS[0], none, "").ok().json();
     assert_eq!(report["verdict"], "degraded");
+    assert_eq!(check(&report, "graphs")[0], "skipped");
     for vendor in VENDORS {
         let [status, detail] = check(&report, &format!("{} library", vendor.name));
         assert_eq!(status, "failed");

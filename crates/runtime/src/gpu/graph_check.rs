@@ -25,6 +25,29 @@ const N_ROUNDS: usize = 4;
 /// Launches must take less than this share of the graphs' time.
 const MUCH_LESS: f64 = 0.97;
 
+/// Times of a decode step of one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepTimes {
+    pub graph: Duration,
+    /// Each kernel launched by itself.
+    pub launches: Duration,
+}
+
+impl StepTimes {
+    /// Whether steps of one sequence are launched, since that is faster.
+    pub fn are_launched(&self) -> bool {
+        self.launches.as_secs_f64() < MUCH_LESS * self.graph.as_secs_f64()
+    }
+}
+
+/// What comparing graphs of steps with separate launches found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GraphCheck {
+    Same(StepTimes),
+    /// Graphs do not work: a sentence says why.
+    Fails(String),
+}
+
 impl GpuBackend {
     /// Compares decode steps with and without graphs. Returns what this backend then uses, `None` if graphs do not work.
     ///
@@ -38,13 +61,36 @@ impl GpuBackend {
         if self.options.graphs == Graphs::Off {
             return Ok(Some(Graphs::Off));
         }
+        match self.graphs_agree()? {
+            true => self.choose_faster().map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// As [`GpuBackend::check_graphs`], but times both even where that decides nothing.
+    ///
+    /// # Errors
+    /// As of [`GpuBackend::check_graphs`].
+    pub(crate) fn compare_graphs(&mut self) -> Result<GraphCheck, RuntimeError> {
+        match self.graphs_agree()? {
+            true => Ok(GraphCheck::Same(self.both_times()?)),
+            false => Ok(GraphCheck::Fails(
+                self.notices
+                    .pop()
+                    .expect("a notice says why graphs are off"),
+            )),
+        }
+    }
+
+    /// Whether steps compute the same with and without graphs. If not, turns graphs off and adds a notice.
+    fn graphs_agree(&mut self) -> Result<bool, RuntimeError> {
         self.options.graphs = Graphs::Off;
         let expected = self.hash_steps()?;
         self.options.graphs = Graphs::On;
         let problem = match self.hash_steps() {
             // Without graphs, since recording one has failed.
-            Ok(_) if self.options.graphs == Graphs::Off => return Ok(None),
-            Ok(got) if got == expected => return self.choose_faster().map(Some),
+            Ok(_) if self.options.graphs == Graphs::Off => return Ok(false),
+            Ok(got) if got == expected => return Ok(true),
             Ok(_) => "gives different results from separate launches".to_string(),
             Err(RuntimeError::Device(DeviceError::Gpu(error))) if error.is_fatal() => {
                 return Err(error.into());
@@ -54,7 +100,7 @@ impl GpuBackend {
         self.graphs.clear();
         self.memory.step.restart(&self.gpu)?;
         self.stop_graphs(&problem);
-        Ok(None)
+        Ok(false)
     }
 
     /// Leaves one sequence to launches if they are faster, with a notice, and returns what is used.
@@ -64,6 +110,22 @@ impl GpuBackend {
         if is_emulated || !self.has_output || self.segments.len() > 1 {
             return Ok(Graphs::On);
         }
+        let times = self.both_times()?;
+        if times.are_launched() {
+            self.options.graphs = Graphs::OfSeveral;
+            let [graph, launches] =
+                [times.graph, times.launches].map(|time| 1e3 * time.as_secs_f64());
+            self.notices.push(format!(
+                "on {} a step of one sequence takes {launches:.2} ms in separate launches and {graph:.2} ms as a graph, \
+                 so it is launched",
+                self.name
+            ));
+        }
+        Ok(self.options.graphs)
+    }
+
+    /// Times steps of one sequence both ways, and leaves graphs on.
+    fn both_times(&mut self) -> Result<StepTimes, RuntimeError> {
         let mut least = [Duration::MAX; 2];
         let ways = [Graphs::On, Graphs::Off];
         for round in 0..N_ROUNDS {
@@ -73,17 +135,10 @@ impl GpuBackend {
                 least[way] = self.time_steps()?.min(least[way]);
             }
         }
-        let [graphs, launches] = least.map(|time| 1e3 * time.as_secs_f64() / N_TIMED as f64);
         self.options.graphs = Graphs::On;
-        if launches < MUCH_LESS * graphs {
-            self.options.graphs = Graphs::OfSeveral;
-            self.notices.push(format!(
-                "on {} a step of one sequence takes {launches:.2} ms in separate launches and {graphs:.2} ms as a graph, \
-                 so it is launched",
-                self.name
-            ));
-        }
-        Ok(self.options.graphs)
+        let n_steps = N_TIMED.min(self.options.n_ctx) as u32;
+        let [graph, launches] = least.map(|time| time / n_steps);
+        Ok(StepTimes { graph, launches })
     }
 
     /// Runs a few decode steps as a generation does, of which two are in flight; returns their time.

@@ -135,6 +135,28 @@ fn timed_steps_change_no_result() {
     }
 }
 
+/// Both are timed, and graphs stay on, for what the check decides.
+#[test]
+fn graphs_are_compared_with_launches() {
+    let Some(gpu) = gpu() else { return };
+    let writer = synth::model("llama", GgmlType::F32).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    // Emulated steps are slow; there are as many as positions.
+    let mut backend = backend_of(&gpu, &model, (Graphs::On, [2, N_SEQS]));
+    let GraphCheck::Same(times) = backend.compare_graphs().unwrap() else {
+        panic!("graphs work here");
+    };
+    assert!(!times.graph.is_zero() && !times.launches.is_zero());
+    assert_eq!(backend.options.graphs, Graphs::On);
+    assert!(backend.notices.is_empty());
+    let ms = |graph, launches| {
+        let [graph, launches] = [graph, launches].map(Duration::from_millis);
+        StepTimes { graph, launches }.are_launched()
+    };
+    assert!(ms(100, 96) && !ms(100, 98) && !ms(96, 100));
+}
+
 /// Passed checks in memory.
 #[derive(Debug, Default)]
 struct Passed(Mutex<Vec<String>>);
