@@ -32,6 +32,8 @@ mod pull;
 mod pull_hostile;
 mod quantize;
 mod ranges;
+#[cfg(unix)]
+mod regression;
 mod serve;
 mod structured;
 mod suites;
