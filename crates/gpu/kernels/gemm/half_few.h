@@ -2,6 +2,9 @@
 // rows, of a dense product or of an expert. Weights become f16 in registers as in half.h, and are multiplied by mma.sync, whose
 // operand A has the layout of one wave's part of wgmma's A.
 //
+// Up to MOST octets of rows are multiplied at once, four or one. With one, a tile of an expert with more rows reads its weights
+// again, but twice as many waves run at once, which is faster where experts have few rows. The sums are the same.
+//
 // A block has 16 outputs. Its waves, as many as the launch has, take rounds of 128 values of k in turn; their sums are added in
 // the order of the waves, the same one for any number of rows in a tile. The weights and activations of a round come while those
 // of the round before are multiplied, the first weights of dense products while the kernels before run. Activations come through
@@ -13,7 +16,7 @@
 #include "gemm/half.h"
 #include "mma.h"
 
-template <typename F> struct HalfFew {
+template <typename F, u32 MOST> struct HalfFew {
     // THREADS is the most that a launch has.
     static constexpr u32 OCTETS = 4, ROWS = 8 * OCTETS, OUTS = 16, THREADS = 256, ROUND = 128;
     // Whether weights are copied to shared memory: those of Q4_K. Else ptxas lets products wait for loads of the next weights,
@@ -22,8 +25,8 @@ template <typename F> struct HalfFew {
     using Coming = Chunks<F, WARP_SIZE, 2>;
     // Rows of long blocks are whole rounds.
     static constexpr bool WHOLE = F::LEN % ROUND == 0;
-    static constexpr u32 SUMS = OUTS * ROWS, WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
-    static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = 2, CLUSTER = 1;
+    static constexpr u32 SUMS = OUTS * 8 * MOST, WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
+    static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = MOST == 1 ? 4 : 2, CLUSTER = 1;
 
     const HalfParams& p;
     u8* shared;
@@ -158,24 +161,38 @@ template <typename F> struct HalfFew {
                 sums[(8 * o + lane() % 4 * 2 + e % 2) * OUTS + lane() / 4 + e / 2 * 8] = acc[o][e];
     }
 
-    DEV_MEMBER void run() {
-        if (!find()) return;
+    // Stores the rows of the tile from `first` on.
+    DEV_MEMBER void store(u32 first, float up) const {
         const Weights& w = product.w;
-        const float up = HalfWeights<F>::up(w);
-        if (n_rows <= 8) multiply<1>(up);
-        else if (n_rows <= 16) multiply<2>(up);
-        else if (n_rows <= 24) multiply<3>(up);
-        else multiply<4>(up);
-        barrier();
         const u32 stride = p.tiles ? p.out_stride : w.n_out;
-        for (u32 i = tid(); i < n_rows * OUTS; i += n_waves() * WARP_SIZE) {
-            const u32 row = first_row + i / OUTS, out = first_out + i % OUTS;
+        for (u32 i = tid(); i < min_of(n_rows - first, 8 * MOST) * OUTS; i += n_waves() * WARP_SIZE) {
+            const u32 row = first_row + first + i / OUTS, out = first_out + i % OUTS;
             if (out >= w.n_out) continue;
             float sum = 0.0f;
             for (u32 k = 0; k < n_waves(); k++) sum += ((const float*)of_wave(k))[i];
             float* to = product.out + (u64)row * stride + out;
             sum = fma(sum * (HalfWeights<F>::down(up) * scale), p.factors[row], product.bias ? product.bias[out] : 0.0f);
             *to = product.mode & ADD ? *to + sum : sum;
+        }
+    }
+
+    DEV_MEMBER void run() {
+        if (!find()) return;
+        const float up = HalfWeights<F>::up(product.w);
+        if constexpr (MOST == 1) {
+            for (u32 first = 0; first < n_rows; first += 8, octet++) {
+                multiply<1>(up);
+                barrier();
+                store(first, up);
+                barrier();
+            }
+        } else {
+            if (n_rows <= 8) multiply<1>(up);
+            else if (n_rows <= 16) multiply<2>(up);
+            else if (n_rows <= 24) multiply<3>(up);
+            else multiply<4>(up);
+            barrier();
+            store(0, up);
         }
     }
 };

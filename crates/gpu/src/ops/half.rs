@@ -41,6 +41,8 @@ const BLOCKS_OF_FLOATS: usize = 2;
 /// With up to this many rows of experts on average, reading the weights limits: products take small tiles, so that more blocks
 /// load weights at once (`kernels/gemm/half_few.h`).
 const FEW_ROWS: usize = 16;
+/// With up to this many rows of experts on average, hardly any has more than eight.
+const OCTET_ROWS: usize = 4;
 /// With up to this many rows, most experts fill one of the smaller tiles, of which two run at once.
 const SOME_ROWS: usize = 48;
 /// The tiles of [`TILE_ROWS`] that products of experts take.
@@ -157,9 +159,10 @@ layout!(HalfParams {
 const _: () = assert!(size_of::<HalfActsParams>() == 72 && size_of::<HalfParams>() == 256);
 
 kernels! {
-    /// The numbers are the rows of a tile; that of few rows has up to 32.
+    /// The numbers are the rows of a tile; those of few rows have up to 32, of which the second multiplies eight at once.
     struct GemmHalfKernels {
         gemm_half_few: HalfParams,
+        gemm_half_octet: HalfParams,
         gemm_half_64: HalfParams,
         gemm_half_128: HalfParams,
         gemm_half_256: HalfParams,
@@ -197,7 +200,7 @@ impl Tile {
 pub(crate) struct GemmHalves {
     kernels: GemmHalfKernels,
     /// In the order of the kernels.
-    tiles: OnceLock<[Tile; 4]>,
+    tiles: OnceLock<[Tile; 5]>,
     is_built: OnceLock<bool>,
 }
 
@@ -231,11 +234,17 @@ macro_rules! tile_names {
 }
 
 impl GemmHalves {
-    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 4], GpuError> {
+    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 5], GpuError> {
         if let Some(tiles) = self.tiles.get() {
             return Ok(tiles);
         }
-        let names = tile_names!(gemm_half_few, gemm_half_64, gemm_half_128, gemm_half_256);
+        let names = tile_names!(
+            gemm_half_few,
+            gemm_half_octet,
+            gemm_half_64,
+            gemm_half_128,
+            gemm_half_256
+        );
         let module = self.kernels.gemm_half_few.module;
         let x_parts = gpu.constant(module, "gemm_half_x_parts")?;
         let mut tiles = Vec::with_capacity(names.len());
@@ -252,7 +261,7 @@ impl GemmHalves {
                 cost: cost.of_parts(x_parts),
             });
         }
-        let tiles = <[Tile; 4]>::try_from(tiles)
+        let tiles = <[Tile; 5]>::try_from(tiles)
             .ok()
             .expect("one for each kernel");
         Ok(self.tiles.get_or_init(|| tiles))
@@ -266,16 +275,21 @@ impl GemmHalves {
         is_few: bool,
     ) -> Result<(&Kernel<HalfParams>, Tile, Division), GpuError> {
         let n_rows = works[0].x.n_rows;
-        let [few, some, many, most] = *self.tiles(gpu)?;
+        let [few, octet, some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
         if is_few {
+            let has_octets = works[0].experts.is_some_and(|e| e.routing.has_up_to(OCTET_ROWS));
+            let (kernel, few) = match has_octets {
+                true => (&kernels.gemm_half_octet, octet),
+                false => (&kernels.gemm_half_few, few),
+            };
             let threads = (WARP * waves_of(gpu, few, works)) as u32;
             let tile = Tile {
                 threads,
                 shared_bytes: few.shared_bytes / few.threads * threads,
                 ..few
             };
-            return Ok((&kernels.gemm_half_few, tile, Division::whole(tile, works)));
+            return Ok((kernel, tile, Division::whole(tile, works)));
         }
         let of = |(kernel, tile)| (kernel, tile, Division::new(gpu, tile, works));
         let by_rows = [

@@ -28,14 +28,17 @@ impl Cost {
     }
 }
 
+/// Tiles of few rows are never compared with others.
+const OF_FEW: Cost = Cost {
+    round_us: 0.0,
+    tile_us: 0.0,
+    parts_us: 0.0,
+};
+
 /// In the order of the kernels.
-pub(super) const COSTS: [Cost; 4] = [
-    // Tiles of few rows are never compared with others.
-    Cost {
-        round_us: 0.0,
-        tile_us: 0.0,
-        parts_us: 0.0,
-    },
+pub(super) const COSTS: [Cost; 5] = [
+    OF_FEW,
+    OF_FEW,
     Cost {
         round_us: 0.55,
         tile_us: 6.0,
@@ -75,11 +78,16 @@ const WAVES_AT_ONCE: usize = 16;
 /// and at most one for each round.
 pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     const LEAST: usize = 2;
+    // Of experts, fewer rounds are not worth a sum of two waves (H200).
+    const LEAST_ROUNDS: usize = 12;
     if gpu.takes(Variant::SplitsOff) {
         return 1;
     }
+    let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
     if works[0].experts.is_some() {
-        return LEAST;
+        // Not where the number is to serve a single row, too, which has few tiles.
+        let is_one = n_rounds < LEAST_ROUNDS && !gpu.takes(Variant::RowsAnswer);
+        return if is_one { 1 } else { LEAST };
     }
     let n_tiles = |work: &Work<'_>| match gpu.takes(Variant::RowsAnswer) {
         // As of one row.
@@ -87,7 +95,6 @@ pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
         false => tile.n_tiles(work),
     };
     let n_tiles: usize = works.iter().map(n_tiles).sum();
-    let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
     let most = (tile.threads as usize / WARP).min(n_rounds);
     let mut n_waves = LEAST;
     let at_once = WAVES_AT_ONCE * gpu.n_compute_units() as usize;
