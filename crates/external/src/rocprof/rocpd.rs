@@ -1,8 +1,9 @@
 //! rocprofv3's database, `*_results.db`: rocpd, a SQLite file, which is the default format since ROCm 7.
 //!
 //! Tables and columns are those of `source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql` in rocprofiler-sdk, versions
-//! 3.0.0 to 3.0.5 and 4.1.0. The name of a table ends with the id of the process that wrote it, and a file may hold
-//! several processes. A counter has a row per hardware instance; they are summed, as in the CSV.
+//! 3.0.0 to 3.0.5 and 4.1.0, and of `rocpd_v4.0_tables.sql` of ROCm's profiler-hub, where times are in a table of their
+//! own. The name of a table ends with the id of the process that wrote it, and a file may hold several processes. A counter
+//! has a row per hardware instance; they are summed, as in the CSV.
 //!
 //! A database is code as much as data, so little of SQLite is used: every table is read whole and row by row, without
 //! views, triggers, indexes, joins and conditions. Names are looked up here. SQLite's limits bound the length of a row
@@ -60,6 +61,9 @@ const MARKERS: [&str; 2] = ["MARKER_CORE_API", "MARKER_CORE_RANGE_API"];
 
 /// The correlation id of no call.
 const NO_CALL: i64 = -1;
+
+/// Thread of ranges and calls that have none.
+const NO_THREAD: i64 = -1;
 
 /// Advice about files that are too large.
 const SHORTER: &str = "profile a shorter run";
@@ -276,25 +280,27 @@ impl<'a> Database<'a> {
             (Some(names), Some(events)) => self.counters(&names, &events)?,
             _ => Counted::default(),
         };
+        let times = match table("rocpd_timestamp") {
+            Some(values) => Times::Apart(self.numbers(&values, "value")?),
+            None => Times::Within,
+        };
         let mut counted_kernels: HashMap<i64, i64> = HashMap::new();
-        self.rows(
-            &dispatches,
-            &["kernel_id", "start", "end", "event_id"],
-            |row| {
-                let (id, ns, event) = (row.whole(0)?, row.between(1, 2)?, row.maybe(3)?);
-                let event = event.filter(|event| counted.events.contains(event));
-                // Counting serializes kernels, which changes their times.
-                let times = match event {
-                    Some(_) => &mut found.counted,
-                    None => &mut found.kernels,
-                };
-                times.add(kernel(id)?, ns);
-                if let Some(event) = event {
-                    counted_kernels.insert(event, id);
-                }
-                Ok(())
-            },
-        )?;
+        let [start, end] = times.columns();
+        let columns = ["kernel_id", start, end, "event_id"];
+        self.rows(&dispatches, &columns, |row| {
+            let (id, span, event) = (row.whole(0)?, times.span(row, 1)?, row.maybe(3)?);
+            let event = event.filter(|event| counted.events.contains(event));
+            // Counting serializes kernels, which changes their times.
+            let found = match event {
+                Some(_) => &mut found.counted,
+                None => &mut found.kernels,
+            };
+            found.add(kernel(id)?, span.ns);
+            if let Some(event) = event {
+                counted_kernels.insert(event, id);
+            }
+            Ok(())
+        })?;
         for ((event, counter), value) in &counted.sums {
             // Other events, such as page faults, have counters too.
             let Some(id) = counted_kernels.get(event) else {
@@ -311,10 +317,27 @@ impl<'a> Database<'a> {
         let names = self.strings(&strings)?;
         let regions = table("rocpd_region");
         if let (Some(events), Some(regions)) = (table("rocpd_event"), &regions) {
-            let tables = (events.as_str(), regions.as_str(), dispatches.as_str());
-            self.ranges(tables, &names, &counted.events, found)?;
+            let tables = RangeTables {
+                events: &events,
+                regions,
+                tracks: table("rocpd_track"),
+                dispatches: &dispatches,
+            };
+            self.ranges(&tables, &times, &names, &counted.events, found)?;
         }
-        self.host(&names, regions, table("rocpd_memory_copy"), found)
+        self.host(&names, &times, regions, table("rocpd_memory_copy"), found)
+    }
+
+    /// Returns the numbers of a column by the ids of their rows, except those that are NULL.
+    fn numbers(&mut self, table: &str, column: &str) -> Result<HashMap<i64, i64>, ExternalError> {
+        let mut numbers = HashMap::new();
+        self.rows(table, &["id", column], |row| {
+            if let Some(number) = row.maybe(1)? {
+                numbers.insert(row.whole(0)?, number);
+            }
+            Ok(())
+        })?;
+        Ok(numbers)
     }
 
     fn strings(&mut self, table: &str) -> Result<HashMap<i64, String>, ExternalError> {
@@ -330,7 +353,8 @@ impl<'a> Database<'a> {
     /// correlation id (`stack_id`) of a call or a kernel, and the name of a range (`extdata`).
     fn ranges(
         &mut self,
-        (events, regions, dispatches): (&str, &str, &str),
+        tables: &RangeTables<'_>,
+        times: &Times,
         names: &HashMap<i64, String>,
         counted: &HashSet<i64>,
         found: &mut Found,
@@ -340,7 +364,7 @@ impl<'a> Database<'a> {
             name.is_some_and(|name| MARKERS.contains(&name.as_str()))
         };
         let mut messages: HashMap<i64, String> = HashMap::new();
-        self.rows(events, &["id", "category_id", "extdata"], |row| {
+        self.rows(tables.events, &["id", "category_id", "extdata"], |row| {
             if is_marker(row.maybe(1)?) {
                 let facts: Option<serde_json::Value> = serde_json::from_slice(&row.bytes(2)?).ok();
                 let message = facts
@@ -355,45 +379,47 @@ impl<'a> Database<'a> {
         if messages.is_empty() {
             return Ok(());
         }
-        let mut correlations: HashMap<i64, i64> = HashMap::new();
-        self.rows(events, &["id", "stack_id"], |row| {
-            let id = row.whole(0)?;
-            if let Some(correlation) = row.maybe(1)? {
-                correlations.insert(id, correlation);
+        let correlations = self.numbers(tables.events, "stack_id")?;
+        // Since version 4.0, threads are in a table of tracks. A range of the whole process has none.
+        let columns = self.columns(tables.regions)?;
+        let by_track = columns.iter().any(|name| name == "track_id");
+        let threads = match &tables.tracks {
+            Some(tracks) if by_track => self.numbers(tracks, "tid")?,
+            _ => HashMap::new(),
+        };
+        let [start, end] = times.columns();
+        let thread = if by_track { "track_id" } else { "tid" };
+        let mut ranges = Ranges::default();
+        let columns = ["name_id", start, end, thread, "event_id"];
+        self.rows(tables.regions, &columns, |row| {
+            let Some(event) = row.maybe(4)? else {
+                return Ok(());
+            };
+            let (span, thread) = (times.span(row, 1)?, row.whole(3)?);
+            let thread = match by_track {
+                true => threads.get(&thread).copied().unwrap_or(NO_THREAD),
+                false => thread,
+            };
+            let is_hip = |name: &String| name.starts_with("hip") || name.starts_with("__hip");
+            if let Some(message) = messages.get(&event) {
+                ranges.range(thread, (span.start, span.end), message);
+            } else if let Some(correlation) = correlations.get(&event)
+                && names.get(&row.whole(0)?).is_some_and(is_hip)
+            {
+                ranges.call(*correlation, thread, span.start);
             }
             Ok(())
         })?;
-        let mut ranges = Ranges::default();
-        self.rows(
-            regions,
-            &["name_id", "start", "end", "tid", "event_id"],
-            |row| {
-                let Some(event) = row.maybe(4)? else {
-                    return Ok(());
-                };
-                row.between(1, 2)?;
-                let (start, thread) = (row.whole(1)?, row.whole(3)?);
-                let is_hip = |name: &String| name.starts_with("hip") || name.starts_with("__hip");
-                if let Some(message) = messages.get(&event) {
-                    ranges.range(thread, (start, row.whole(2)?), message);
-                } else if let Some(correlation) = correlations.get(&event)
-                    && names.get(&row.whole(0)?).is_some_and(is_hip)
-                {
-                    ranges.call(*correlation, thread, start);
-                }
-                Ok(())
-            },
-        )?;
         // Kernels of which the tool itself says in which range they were launched.
         let mut named: Vec<(i64, f64)> = Vec::new();
         let mut is_named = false;
-        let columns = ["event_id", "start", "end", "region_name_id"];
-        self.rows(dispatches, &columns, |row| {
+        let columns = ["event_id", start, end, "region_name_id"];
+        self.rows(tables.dispatches, &columns, |row| {
             let event = row.maybe(0)?;
             if event.is_some_and(|event| counted.contains(&event)) {
                 return Ok(());
             }
-            let ns = row.between(1, 2)?;
+            let ns = times.span(row, 1)?.ns;
             let name = row.maybe(3)?.unwrap_or_default();
             is_named |= names.get(&name).is_some_and(|name| !name.is_empty());
             named.push((name, ns));
@@ -461,6 +487,7 @@ impl<'a> Database<'a> {
     fn host(
         &mut self,
         names: &HashMap<i64, String>,
+        times: &Times,
         regions: Option<String>,
         copies: Option<String>,
         found: &mut Found,
@@ -469,10 +496,11 @@ impl<'a> Database<'a> {
             let name = names.get(&id).map(String::as_str);
             name.ok_or_else(|| format!("string {id} is missing"))
         };
-        let columns = ["name_id", "start", "end"];
+        let [start, end] = times.columns();
+        let columns = ["name_id", start, end];
         if let Some(regions) = regions {
             self.rows(&regions, &columns, |row| {
-                let (name, ns) = (name(row.whole(0)?)?, row.between(1, 2)?);
+                let (name, ns) = (name(row.whole(0)?)?, times.span(row, 1)?.ns);
                 // Regions are also the program's own markers and events of the driver.
                 if ["hip", "__hip", "hsa_"]
                     .iter()
@@ -485,7 +513,8 @@ impl<'a> Database<'a> {
         }
         if let Some(copies) = copies {
             self.rows(&copies, &columns, |row| {
-                found.copies.add(name(row.whole(0)?)?, row.between(1, 2)?);
+                let (name, ns) = (name(row.whole(0)?)?, times.span(row, 1)?.ns);
+                found.copies.add(name, ns);
                 Ok(())
             })?;
         }
@@ -555,6 +584,57 @@ fn is_process(end: &str) -> bool {
     end.is_empty() || (end.starts_with('_') && end.len() <= 100 && end.chars().all(plain))
 }
 
+/// The tables of a process by which kernels belong to ranges.
+struct RangeTables<'a> {
+    events: &'a str,
+    regions: &'a str,
+    tracks: Option<String>,
+    dispatches: &'a str,
+}
+
+/// When things began and ended.
+enum Times {
+    /// In their own rows.
+    Within,
+    /// In rows of `rocpd_timestamp`, by their ids: version 4.0.
+    Apart(HashMap<i64, i64>),
+}
+
+/// In nanoseconds.
+struct Span {
+    start: i64,
+    end: i64,
+    /// Between them.
+    ns: f64,
+}
+
+impl Times {
+    fn columns(&self) -> [&'static str; 2] {
+        match self {
+            Times::Within => ["start", "end"],
+            Times::Apart(_) => ["start_id", "end_id"],
+        }
+    }
+
+    /// Returns the span whose start is in a column, and whose end in the next one.
+    fn span(&self, row: &Cells<'_, '_>, i: usize) -> Result<Span, String> {
+        let time = |i| {
+            let value = row.whole(i)?;
+            match self {
+                Times::Within => Ok(value),
+                Times::Apart(values) => {
+                    let time = values.get(&value).copied();
+                    time.ok_or_else(|| row.wrong(i, "is no timestamp"))
+                }
+            }
+        };
+        let (start, end) = (time(i)?, time(i + 1)?);
+        let ns = end.checked_sub(start).filter(|ns| *ns >= 0);
+        let ns = ns.ok_or_else(|| row.wrong(i + 1, "is before start"))? as f64;
+        Ok(Span { start, end, ns })
+    }
+}
+
 /// Counters of a process.
 #[derive(Default)]
 struct Counted {
@@ -604,13 +684,6 @@ impl Cells<'_, '_> {
             ValueRef::Real(value) if value.is_finite() => Ok(value),
             _ => Err(self.wrong(i, "is no number")),
         }
-    }
-
-    /// Returns the nanoseconds between two columns.
-    fn between(&self, start: usize, end: usize) -> Result<f64, String> {
-        let ns = self.whole(end)?.checked_sub(self.whole(start)?);
-        let ns = ns.filter(|ns| *ns >= 0).map(|ns| ns as f64);
-        ns.ok_or_else(|| self.wrong(end, "is before start"))
     }
 
     /// Returns a text; NULL is empty.

@@ -6,7 +6,7 @@ use rusqlite::Connection;
 
 use super::fixtures::{
     AGENTS, CALLS, COPIES, MARKERS, RANGED_CALLS, RANGED_TRACE, ROCPD, ROCPD_COUNTERS,
-    ROCPD_RANGES, ROCPD_RENAMED, ROCPD_TRACE, TRACE,
+    ROCPD_RANGES, ROCPD_RENAMED, ROCPD_TRACE, TO_ROCPD_4, TRACE,
 };
 use super::*;
 
@@ -183,6 +183,40 @@ fn samples_over_time_are_no_counters() {
     );
     let found = read_results(&path).unwrap();
     assert_eq!(found.counters[0].total, Some(4096.0));
+}
+
+/// Times and threads are in tables of their own.
+#[test]
+fn version_4_says_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, rows) in [
+        ("trace", &[ROCPD_TRACE][..]),
+        ("counters", &[ROCPD_COUNTERS]),
+        ("ranges", &[ROCPD_RANGES]),
+        ("renamed", &[ROCPD_RANGES, ROCPD_RENAMED]),
+    ] {
+        let mut statements = [&[ROCPD], rows].concat();
+        let before = made(dir.path(), &format!("{name}_3.db"), &statements);
+        statements.push(TO_ROCPD_4);
+        let path = made(dir.path(), &format!("{name}_4.db"), &statements);
+        let (before, report) = (read_results(&before).unwrap(), read_results(&path).unwrap());
+        assert!(!report.kernels.is_empty(), "{name}");
+        assert_eq!(report.kernels, before.kernels, "{name}");
+        assert_eq!(report.calls, before.calls, "{name}");
+        assert_eq!(report.copies, before.copies, "{name}");
+        assert_eq!(report.counters, before.counters, "{name}");
+        assert_eq!(report.operations, before.operations, "{name}");
+        assert_eq!(report.notes, before.notes, "{name}");
+    }
+    let lost = [
+        ROCPD,
+        ROCPD_TRACE,
+        TO_ROCPD_4,
+        r#"DELETE FROM "rocpd_timestamp{}""#,
+    ];
+    let path = made(dir.path(), "lost.db", &lost);
+    let error = read_results(&path).unwrap_err().to_string();
+    assert!(error.contains("start_id is no timestamp"), "{error}");
 }
 
 /// A merged file has the tables of several processes.
