@@ -105,7 +105,10 @@ fn serve(args: &ServeArgs, settings: Option<(&Settings, &[OsString])>) -> Result
     };
     let config = Config {
         max_model_bytes,
-        sensors: sensors::follow(&engine_config.device),
+        sensors: match args.no_sensors {
+            true => None,
+            false => sensors::follow(&engine_config.device),
+        },
         ..config
     };
     let names: Vec<String> = entries.iter().map(|entry| entry.name.clone()).collect();

@@ -303,6 +303,9 @@ pub struct ServeArgs {
     /// Print these lines with the bodies of requests and answers
     #[arg(long, env = "ROCMFORGE_LOG_CONTENT", hide_env_values = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
     pub log_content: bool,
+    /// Do not read power, temperature and clock of a GPU for /metrics
+    #[arg(long, env = "ROCMFORGE_NO_SENSORS", hide_env_values = true, value_parser = BoolishValueParser::new(), help_heading = "Output")]
+    pub no_sensors: bool,
     /// Print one line of JSON when the server is ready: url and models
     #[arg(long, help_heading = "Output")]
     pub json: bool,

@@ -46,6 +46,7 @@ const OF_SERVER: &[&str] = &[
     "otlp",
     "access-log",
     "log-content",
+    "no-sensors",
     "json",
     "device",
 ];
@@ -210,6 +211,7 @@ mod tests {
         keys = "clients"
         ctx = 4096
         access-log = true
+        no-sensors = true
         cors = ["https://a.example", "https://b.example"]
 
         [[models]]
@@ -238,6 +240,7 @@ mod tests {
         let settings = settings(FILE).unwrap();
         let args = settings.applied(&given(&[])).unwrap();
         assert_eq!((args.port, args.access_log), (9000, true));
+        assert!(args.no_sensors);
         assert_eq!(args.context.context.ctx, Some(4096));
         assert_eq!(args.cors, ["https://a.example", "https://b.example"]);
         assert_eq!(args.keys.unwrap(), Path::new("/etc/rocmforge/clients"));
