@@ -3,7 +3,7 @@
 // operand A has the layout of one wave's part of wgmma's A.
 //
 // Up to MOST octets of rows are multiplied at once, four or one. With one, a tile of an expert with more rows reads its weights
-// again, but twice as many waves run at once, which is faster where experts have few rows. The sums are the same.
+// again, but half as many waves again run at once, which is faster where experts have few rows. The sums are the same.
 //
 // A block has 16 outputs. Its waves, as many as the launch has, take rounds of 128 values of k in turn; their sums are added in
 // the order of the waves, the same one for any number of rows in a tile. The weights and activations of a round come while those
@@ -26,7 +26,7 @@ template <typename F, u32 MOST> struct HalfFew {
     // Rows of long blocks are whole rounds.
     static constexpr bool WHOLE = F::LEN % ROUND == 0;
     static constexpr u32 SUMS = OUTS * 8 * MOST, WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
-    static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = MOST == 1 ? 4 : 2, CLUSTER = 1;
+    static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = MOST == 1 ? 3 : 2, CLUSTER = 1;
 
     const HalfParams& p;
     u8* shared;
