@@ -72,7 +72,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
     let mut ceilings = Vec::from_iter(peaks.ceilings);
     spinner.finish_and_clear();
     // Resets the peak memory, which includes that measurement's (proc(5)).
-    let counts_peak = std::fs::write("/proc/self/clear_refs", "5").is_ok();
+    let counts_peak = rocmforge_cpu::memory::reset_peak();
     interrupt.doing("loading the model");
     let started = Instant::now();
     let mut session = {
@@ -121,7 +121,7 @@ pub fn run(args: &ProfileArgs) -> Result<()> {
         return Err(Early::Interrupted.into());
     }
     // Before peaks are measured again.
-    let peak_bytes = gather::peak_resident_bytes().filter(|_| counts_peak);
+    let peak_bytes = rocmforge_cpu::memory::peak_bytes().filter(|_| counts_peak);
     if let Device::Cpu = session.config.device {
         // The peaks of a GPU need memory that the model has now.
         ceilings.extend(peaks::ceilings(&session.config)?);

@@ -1,4 +1,4 @@
-//! The memory still available to this process.
+//! The memory still available to this process, and the most that it used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,17 @@ pub fn available_bytes() -> Option<u64> {
         .into_iter()
         .flatten()
         .min()
+}
+
+/// Makes [`peak_bytes`] count from now on. Returns whether the system can.
+pub fn reset_peak() -> bool {
+    fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
+/// Returns the most memory that this process has used since [`reset_peak`] or its start, mapped files included; `None` if the
+/// system does not report it.
+pub fn peak_bytes() -> Option<u64> {
+    kib_of(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
 /// Reads `MemAvailable` of /proc/meminfo.
@@ -155,6 +166,19 @@ fn left_in_group(limit: &str, used: &str, stat: &str, files: &Files) -> Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn peaks_count_from_a_reset() {
+        const N: usize = 64 << 20;
+        if !reset_peak() {
+            println!("skipped: the system cannot reset the peak");
+            return;
+        }
+        let before = peak_bytes().unwrap();
+        drop(std::hint::black_box(vec![1u8; N]));
+        assert!(peak_bytes().unwrap() >= before.max(N as u64));
+    }
+
 
     #[test]
     fn file_pages_count_as_available_in_a_group() {

@@ -150,7 +150,9 @@ fn prepare<'t>(
         let requests = Requests::new(&engine.model, &engine.config(target), 0)?;
         *engine.started.borrow_mut() = Some(requests);
     }
+    let counts_peak = rocmforge_cpu::memory::reset_peak();
     let watched = engine.run(&workload, Watch::Yes, stop)?;
+    let of_process = rocmforge_cpu::memory::peak_bytes().filter(|_| counts_peak);
     let n_prompt = workload.n_prompt.max(1);
     let steps = [
         (&watched.first_steps, n_prompt),
@@ -163,16 +165,24 @@ fn prepare<'t>(
             ..Part::default()
         })
         .collect();
-    let kv_bytes = {
-        let started = engine.started.borrow();
-        started
-            .as_ref()
-            .map_or(0, |requests| requests.backend_info().kv_bytes)
+    let started = engine.started.borrow();
+    let info = started.as_ref().map(Requests::backend_info);
+    let kv_bytes = info.map_or(0, |info| info.kv_bytes);
+    // A GPU's memory is allocated at the start.
+    let peak_bytes = match info.and_then(|info| info.device_memory) {
+        Some(memory) => Some(memory.total),
+        None => of_process,
     };
     for part in &mut parts {
         part.metrics.insert("kv_bytes".to_string(), kv_bytes as f64);
+        if let Some(peak_bytes) = peak_bytes {
+            let peak_bytes = peak_bytes as f64;
+            part.metrics
+                .insert("peak_memory_bytes".to_string(), peak_bytes);
+        }
         part.notes.extend(notes(&engine));
     }
+    drop(started);
     Ok(Prepared {
         parts,
         run: Box::new(move |n, stop| {

@@ -501,13 +501,3 @@ fn command() -> String {
     });
     words.collect::<Vec<_>>().join(" ")
 }
-
-/// Returns the process's peak memory since the last reset; `None` if the system does not report it.
-pub fn peak_resident_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
-}

@@ -328,6 +328,10 @@ fn emulated_gpus_are_marked_and_have_no_shares() {
                 (&device.as_str().into(), &true.into())
             );
             assert!(number(row, "p50_ms") > 0.0);
+            if suite == "inference" {
+                let metric = |name: &str| row["metrics"][name].as_f64().unwrap();
+                assert!(metric("peak_memory_bytes") > metric("kv_bytes"), "{row}");
+            }
             for share in ["bandwidth_roofline_share", "compute_roofline_share"] {
                 assert!(row[share].is_null(), "{share} in {row}");
             }
