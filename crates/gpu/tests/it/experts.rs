@@ -432,14 +432,14 @@ fn products_of_their_own_activations() {
     }
 }
 
-/// Loads for products in f16: tiles of few rows, of up to 64, of up to 128, and two of up to 64 in one of the list; and of few
-/// rows, one tile of up to 16 and one of more.
+/// Loads for products in f16: tiles of few rows, of up to 64, of few rows by eight, one of which has more, of up to 128, and two
+/// of up to 64 in one of the list; and of few rows, one of more than 16.
 const HALF_LOADS: [([usize; 3], Logits); 6] = [
     ([10, 3, 2], Logits::Random),
     ([37, 3, 2], Logits::Crowd),
+    ([12, 6, 2], Logits::Crowd),
     ([150, 4, 2], Logits::Crowd),
     ([90, 6, 2], Logits::Crowd),
-    ([12, 6, 2], Logits::Crowd),
     ([45, 9, 2], Logits::Crowd),
 ];
 
@@ -511,7 +511,7 @@ fn products_in_f16(ty: GgmlType) {
     for gpu in common::gpus_of(ty).filter(has_units) {
         let loads = match ty {
             GgmlType::Q4_K => &HALF_LOADS[..],
-            _ => &HALF_LOADS[..2],
+            _ => &HALF_LOADS[..3],
         };
         for (i, &load) in loads.iter().enumerate() {
             // Both kinds of experts with each load, of one format or another.
