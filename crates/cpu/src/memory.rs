@@ -179,7 +179,6 @@ mod tests {
         assert!(peak_bytes().unwrap() >= before.max(N as u64));
     }
 
-
     #[test]
     fn file_pages_count_as_available_in_a_group() {
         let stat = "anon 300\nfile 650\ninactive_file 500\nactive_file 100\nfile_mapped 600\n";

@@ -278,7 +278,9 @@ impl GemmHalves {
         let [few, octet, some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
         if is_few {
-            let has_octets = works[0].experts.is_some_and(|e| e.routing.has_up_to(OCTET_ROWS));
+            let has_octets = works[0]
+                .experts
+                .is_some_and(|e| e.routing.has_up_to(OCTET_ROWS));
             let (kernel, few) = match has_octets {
                 true => (&kernels.gemm_half_octet, octet),
                 false => (&kernels.gemm_half_few, few),
