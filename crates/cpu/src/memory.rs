@@ -174,9 +174,13 @@ mod tests {
             println!("skipped: the system cannot reset the peak");
             return;
         }
-        let before = peak_bytes().unwrap();
+        let peak = || peak_bytes().unwrap();
+        let before = peak();
         drop(std::hint::black_box(vec![1u8; N]));
-        assert!(peak_bytes().unwrap() >= before.max(N as u64));
+        let most = peak();
+        assert!(most >= before.max(N as u64), "{before} {most}");
+        assert!(reset_peak());
+        assert!(peak() < most, "{most}");
     }
 
     #[test]
