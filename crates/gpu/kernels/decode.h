@@ -104,7 +104,7 @@ DEV void rotate_outputs(const DecodeParams& p, const DecodeJob& job) {
 // for each [N_WAVES, HEADS] the exponent that weights are relative to, and the sum of weights.
 template <u32 DIM, u32 HEADS>
 DEV void merge_waves(const DecodeParams& p, const DecodeJob& job, const float* sums, const float* stats) {
-    barrier();
+    shared_barrier();
     for (u32 i = tid(); i < job.n_heads * DIM; i += THREADS) {
         u32 h = i / DIM;
         float max = UNSEEN, weights = 0.0f, total = 0.0f;

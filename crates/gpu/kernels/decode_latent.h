@@ -124,12 +124,12 @@ struct DecodeLatent {
         load(job.begin, coming);
         for (u32 tile = job.begin; tile < job.end; tile += KEYS) {
             // The values of the tile before have been added.
-            barrier();
+            shared_barrier();
             store(tile, coming);
-            barrier();
+            shared_barrier();
             if (tile + KEYS < job.end) load(tile + KEYS, coming);
             score(scores);
-            barrier();
+            shared_barrier();
             const u32 query = tid() % N_SCORES / KEYS, key = tid() % KEYS;
             const bool seen = job.sees(tile + key);
             const float x = seen ? p.scores.exponent(scores[tid() % N_SCORES]) : UNSEEN;
@@ -141,7 +141,7 @@ struct DecodeLatent {
                 weights[key * QUERIES + query] = weight;
                 if (key == 0) rescale[query] = factor;
             }
-            barrier();
+            shared_barrier();
             if (dim < p.v_dim) add_values(weights, rescale, dim, acc);
         }
         const float total = reduce_lanes<Sum, 1, KEYS>(sum);
@@ -149,7 +149,7 @@ struct DecodeLatent {
             const u32 query = tid() / KEYS;
             stats[query * 2] = greatest, stats[query * 2 + 1] = total;
         }
-        barrier();
+        shared_barrier();
         if (dim < p.v_dim) write(stats, dim, acc);
         rotate_outputs(p, job);
     }

@@ -265,7 +265,7 @@ DEV void compute(const Job& job, Some some, Then then = {}) {
 
         put_sums(part + virtual_wave * ROWS * N, acc);
     }
-    barrier();
+    shared_barrier();
 
     // One thread per output, adjacent rows in adjacent threads, so that stores are contiguous.
     u32 n_outputs = n_groups * per_group, n = tid() / n_outputs, at = tid() % n_outputs;

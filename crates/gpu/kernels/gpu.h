@@ -170,6 +170,8 @@ DEV void begin() {
 }
 
 // ---------------------------------------------------------------------------------------------- threads
+// barrier(): all threads of the block meet, and see what the others wrote before. shared_barrier(): they see it in shared
+// memory. It does not wait for loads and stores of device memory, and drops no cache, as a full one does on RDNA.
 #if defined(GPU_AMD)
 DEV u32 tid() { return __builtin_amdgcn_workitem_id_x(); }
 DEV u32 bid_x() { return __builtin_amdgcn_workgroup_id_x(); }
@@ -180,6 +182,15 @@ DEV void barrier(Site = HERE) {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+DEV void shared_barrier(Site = HERE) {
+#if __clang_major__ >= 20
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+#else
+    barrier();
+#endif
+}
 #elif defined(GPU_NV)
 DEV u32 tid() { return __nvvm_read_ptx_sreg_tid_x(); }
 DEV u32 bid_x() { return __nvvm_read_ptx_sreg_ctaid_x(); }
@@ -188,8 +199,10 @@ DEV u32 bid_z() { return __nvvm_read_ptx_sreg_ctaid_z(); }
 // The waves of the block, of kernels that leave their number to the launch.
 DEV u32 n_waves() { return __nvvm_read_ptx_sreg_ntid_x() / WARP_SIZE; }
 DEV void barrier(Site = HERE) { __nvvm_bar_sync(0); }
+DEV void shared_barrier(Site = HERE) { __nvvm_bar_sync(0); }
 #else
 DEV void barrier(Site at = HERE) { host::pause(host::State::AtBarrier, at); }
+DEV void shared_barrier(Site at = HERE) { host::pause(host::State::AtSharedBarrier, at); }
 #endif
 // The same number, but opaque to the compiler: values computed from it inside a loop stay inside and hold no registers
 // across the loop, for which ptxas would spill others.

@@ -104,7 +104,7 @@ template <typename P> static u32 layout_of(Field* to, u32 most) {
     return fields.n;
 }
 
-enum class State : u8 { AtBarrier, AtWave, Done };
+enum class State : u8 { AtBarrier, AtSharedBarrier, AtWave, Done };
 
 struct Fibre {
     void* sp;
@@ -232,7 +232,7 @@ struct Place {
         name = name ? name + 1 : site.file;
         if (state == State::Done) snprintf(text, sizeof text, "done");
         else
-            snprintf(text, sizeof text, "at the %s of %s:%u", state == State::AtBarrier ? "barrier" : "wave operation",
+            snprintf(text, sizeof text, "at the %s of %s:%u", state == State::AtWave ? "wave operation" : "barrier",
                      name, site.line);
     }
 };
@@ -261,7 +261,7 @@ static u32 some_wave(Block& b) {
     return wave * WARP_SIZE + b.waves[wave].at;
 }
 
-static void start_waves(Block& b);
+static void start_waves(Block& b, State after);
 
 // Called when all lanes of the wave of thread `t` have stopped at one place. Returns the next thread.
 __attribute__((noinline)) static u32 end_of_round(Block& b, u32 t) {
@@ -283,7 +283,7 @@ __attribute__((noinline)) static u32 end_of_round(Block& b, u32 t) {
     }
     if (w.state == State::Done) return MAX_THREADS;
     b.last_barrier = w.site;
-    start_waves(b);
+    start_waves(b, w.state);
     return some_wave(b);
 }
 
@@ -343,13 +343,14 @@ static void fibre_main() {
 
 namespace host {
 
-static void start_waves(Block& b) {
+static void start_waves(Block& b, State after) {
     b.n_runnable = b.n_waves;
     for (u32 i = 0; i < b.n_waves; i++) {
         b.runnable[i] = i;
         shuffle_lanes(b, i);
     }
     next_epoch(b);
+    if (after == State::AtBarrier) next_era(b);
 }
 
 // Prepares stacks whose threads start at `fibre_main`. Their tops are staggered, or they would compete for the same
@@ -375,7 +376,7 @@ void check_begun() {
 
 static void run_block(Block& b) {
     start_block(b);
-    start_waves(b);
+    start_waves(b, State::AtBarrier);
     b.last_barrier = Site(0);
     b.running = &b.fibres[some_wave(b)];
     switch_stack(&b.launcher_sp, b.running->sp);

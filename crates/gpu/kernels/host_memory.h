@@ -3,7 +3,8 @@
 // - shared memory by byte: which array a byte belongs to, and which threads read and wrote it since the last barrier.
 //   Two threads accessing one byte, one of them writing, without a barrier in between are a race, also within a wave:
 //   neither AMD's nor NVIDIA's compiler guarantees more;
-// - device memory by allocation. Dependence on the order of blocks is left to the tests: they run each kernel in
+// - device memory by allocation, and by word: to read or write what another wave of the block wrote is a race if there
+//   were only shared_barrier()s in between. The last writes are remembered. Dependence on the order of blocks is left to the tests: they run each kernel in
 //   several orders and compare bits.
 // Shared memory is filled with NaN when a block begins.
 #pragma once
@@ -19,6 +20,8 @@ constexpr u32 MAX_SHARED_BYTES = 227 * 1024;
 constexpr u32 ARENA_BYTES = MAX_SHARED_BYTES + MAX_STATIC_BYTES + (MAX_ARRAYS + 1) * (GUARD_BYTES + 16);
 // Number of remembered ranges, which are found by 256-byte blocks of addresses.
 constexpr u32 RECENT = 512;
+// Number of remembered writes to device memory.
+constexpr u32 WRITTEN = 4096;
 // The last word of a stack.
 constexpr u64 STACK_END = 0x5afe57ac5afe57acull;
 
@@ -37,6 +40,14 @@ struct Array {
     u32 start, len, element;
 };
 
+// Bytes of the 4 at an address that a wave of the block wrote. Those of other eras do not count.
+struct Written {
+    u64 word;
+    u32 era, epoch;
+    u16 wave;
+    u8 bytes;
+};
+
 struct Memory {
     alignas(64) u8 shared[ARENA_BYTES];
     // The last write and read of each byte: the epoch in the upper 21 bits, the thread in the lower 11.
@@ -51,6 +62,10 @@ struct Memory {
     u32 n_ranges;
     // Recently used ranges.
     Range recent[RECENT];
+    // Counts barriers that are not of shared memory alone, and is the last one before which device memory was written.
+    u32 era, last_written;
+    // By the lower bits of the address.
+    Written written[WRITTEN];
 };
 
 constexpr u32 THREAD_BITS = 11, MANY = 1u << (THREAD_BITS - 1);
@@ -71,6 +86,13 @@ static void next_epoch(Block& b) {
     memset(m.writes, 0, sizeof m.writes);
     memset(m.reads, 0, sizeof m.reads);
     m.epoch = 1;
+}
+
+static void next_era(Block& b) {
+    Memory& m = *b.memory;
+    if (++m.era) return;
+    memset(m.written, 0, sizeof m.written);
+    m.era = 1, m.last_written = 0;
 }
 
 static const Array* add_array(Memory& m, const void* id, const char* name, u32 len, u32 element) {
@@ -171,6 +193,24 @@ template <u32 N, bool WRITE> DEV void access_shared(Block& b, u32 offset, u32 n,
     }
 }
 
+// Checks whether the thread may access what other waves wrote.
+template <bool WRITE> DEV void access_written(Block& b, u64 p, u32 n, const void* at) {
+    Memory& m = *b.memory;
+    if (WRITE) m.last_written = m.era;
+    else if (m.last_written != m.era) return;
+    const u16 wave = number() / WARP_SIZE;
+    for (u64 end = p + n; p < end; p = p / 4 * 4 + 4) {
+        const u64 left = p / 4 * 4 + 4 - end;
+        const u8 bytes = 0xfu << p % 4 & (p / 4 * 4 + 4 > end ? 0xfu >> left : 0xfu);
+        Written& w = m.written[p / 4 % WRITTEN];
+        const bool known = w.word == p / 4 && w.era == m.era;
+        if (known && w.epoch != m.epoch && w.wave != wave && w.bytes & bytes)
+            fail(b, "race: thread %u %s device memory that wave %u wrote, without a barrier() between:%s", number(),
+                 WRITE ? "writes" : "reads", w.wave, Access(b, nullptr, 0, at).text + sizeof "shared memory" - 1);
+        if (WRITE) w = {p / 4, m.era, m.epoch, wave, (u8)(known && w.wave == wave ? w.bytes | bytes : bytes)};
+    }
+}
+
 // Checks device memory that no recent access used.
 __attribute__((noinline)) static void access_other(Block& b, u64 p, u32 n, bool write, const void* at) {
     Memory& m = *b.memory;
@@ -201,12 +241,13 @@ template <u32 N, bool WRITE> DEV void access(const void* p, u32 n, const void* a
     u64 offset = (u64)p - (u64)m.shared;
     if (offset < ARENA_BYTES) return access_shared<N, WRITE>(b, (u32)offset, n, at);
     const Range& r = m.recent[(u64)p >> 8 & (RECENT - 1)];
-    if ((u64)p - r.start + n <= r.len && (u64)p >= r.start) return;
+    if ((u64)p - r.start + n <= r.len && (u64)p >= r.start) return access_written<WRITE>(b, (u64)p, n, at);
     // Parameters, constants, stacks, and the emulator's own data.
     if (!WRITE && (u64)p - (u64)b.params < 4096) return;
     if (!WRITE && (u64)p >= (u64)&image && (u64)p + n <= (u64)&image_end) return;
     if ((u64)p - ((u64)&b - STACKS_BYTES) < STACKS_BYTES + sizeof(Block)) return;
     access_other(b, (u64)p, n, WRITE, at);
+    access_written<WRITE>(b, (u64)p, n, at);
 }
 
 // What is loaded and stored in one instruction must be aligned: NVIDIA's fault if not.

@@ -44,5 +44,5 @@ template <typename T, u32 THREADS> DEV void own_acts(const Source& source, u32 r
         job.scales = scales, job.sums = sums;
         make(FormQ8<T::ACT_BLOCK>{}, {nullptr, (i8*)memory, scales, sums});
     }
-    barrier();
+    shared_barrier();
 }

@@ -115,7 +115,7 @@ template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
             constexpr u32 DIMS = VALUES == Values::InKeys ? K_DIM | V_DIM : K_DIM;
             constexpr u32 LEN = KeyType::ROTATES ? hadamard_len(DIMS) : 1;
             job.stage_queries<K_DIM, 16, THREADS, LEN>(set * 16, memory, memory + PLACE_BYTES);
-            barrier();
+            shared_barrier();
 #pragma unroll
             for (u32 i = 0; i < MY_K_STEPS; i++) {
                 u32 step = min_of(me + i * WAVES, K_STEPS - 1);
@@ -123,7 +123,7 @@ template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
                 for (u32 part = 0; part < 2; part++)
                     queries.of[i][set][part] = load_query(memory + part * PLACE_BYTES + step * 32, PITCH);
             }
-            barrier();
+            shared_barrier();
         }
 
         Tile::Acc out[MY_V_STEPS][SETS];
@@ -140,18 +140,18 @@ template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
         if constexpr (VALUES == Values::Apart) load<V_DIM>(p.cache.v, begin, values);
         store<K_DIM>(keys_of(0), keys);
         if (begin + KEYS <= job.last_key) load<K_DIM>(p.cache.k, begin + KEYS, keys);
-        barrier();
+        shared_barrier();
         u32 tile = 0;
         for (u32 at = begin; at <= job.last_key; at += KEYS, tile++) {
             score(me, queries, keys_of(tile));
-            barrier();
+            shared_barrier();
             const float factor = to_weights(at, greatest, sum);
             if (tid() % LANES == 0) factors()[tid() / LANES] = factor;
             const u32 next = at + KEYS;
             // No wave reads the place of the next keys any more, nor that of the last values.
             if (next <= job.last_key) store<K_DIM>(keys_of(tile + 1), keys);
             if constexpr (VALUES == Values::Apart) store<V_DIM>(values_of(tile), values);
-            barrier();
+            shared_barrier();
             if (next + KEYS <= job.last_key) load<K_DIM>(p.cache.k, next + KEYS, keys);
             if constexpr (VALUES == Values::Apart) {
                 if (next <= job.last_key) load<V_DIM>(p.cache.v, next, values);
@@ -159,9 +159,9 @@ template <u32 K_DIM, u32 V_DIM, Values VALUES> struct PrefillColumns {
             scale(out);
             add_values(me, out, values_of(tile));
         }
-        barrier();
+        shared_barrier();
         finish(greatest, sum);
-        barrier();
+        shared_barrier();
         scale(out);
         write(me, out);
         job.rotate_outputs<THREADS, QUERIES, V_DIM>();

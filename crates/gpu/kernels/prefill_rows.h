@@ -115,7 +115,7 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
     DEV_MEMBER void attend() {
         constexpr u32 LEN = KeyType::ROTATES ? hadamard_len(K_DIM) : 1;
         job.stage_queries<K_DIM, QUERIES, THREADS, LEN>(0, memory, memory + QUERIES * K_PITCH);
-        barrier();
+        shared_barrier();
         // The rounding errors, then the rounded values.
         QueryOperand kept[2][QUERIES_IN_REGISTERS ? K_STEPS : 1];
         if constexpr (QUERIES_IN_REGISTERS) {
@@ -123,7 +123,7 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
             for (u32 i = 0; i < K_STEPS; i++)
 #pragma unroll
                 for (u32 part = 0; part < 2; part++) kept[part][i] = load_query(query_part(part) + i * 32, K_PITCH);
-            barrier();
+            shared_barrier();
         }
         u8* keys = memory + KEPT_BYTES;
         u8* values = ONE_PLACE ? keys : keys + KEY_BYTES;
@@ -148,9 +148,9 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
         u32 begin = job.first_key / KEYS * KEYS;
         load<K_DIM>(p.cache.k, begin, coming);
         for (u32 at = begin; at <= job.last_key; at += KEYS) {
-            if constexpr (ONE_PLACE) barrier();
+            if constexpr (ONE_PLACE) shared_barrier();
             store<K_DIM>(keys, coming);
-            barrier();
+            shared_barrier();
             load<V_DIM>(p.cache.v, at, coming);
             bool seen = uniform(at <= job.last_seen(wave_last) && at + KEYS > p.scores.first_seen(wave_first)) != 0;
             bool whole =
@@ -184,9 +184,9 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
 #pragma unroll
                     for (u32 e = 0; e < ELEMENTS; e++) out[i].v[e] *= rescale[query_index(e)];
             }
-            if constexpr (ONE_PLACE) barrier();
+            if constexpr (ONE_PLACE) shared_barrier();
             store<V_DIM>(values, coming);
-            barrier();
+            shared_barrier();
             if (at + KEYS <= job.last_key) load<K_DIM>(p.cache.k, at + KEYS, coming);
             if (seen) add_values(out, s, values, weights);
         }

@@ -105,6 +105,23 @@ KERNEL(race_of_rounds, Params, THREADS) {
     }
 }
 
+// Waves read what the next wave wrote.
+KERNEL(device_race, Params, THREADS) {
+    p.out[tid()] = tid();
+    shared_barrier();
+    const u32 v = p.out[(tid() + WARP_SIZE) % THREADS];
+    barrier();
+    p.out[tid()] = v;
+}
+
+KERNEL(device_exchange, Params, THREADS) {
+    p.out[tid()] = tid();
+    barrier();
+    const u32 v = p.out[(tid() + WARP_SIZE) % THREADS];
+    barrier();
+    p.out[tid()] = v;
+}
+
 KERNEL(all_write, Params, THREADS) {
     SHARED(u32, total, 1);
     total[0] = tid();

@@ -22,6 +22,8 @@ const EMULATED: &[&str] = &[
     "not_uniform",
     "race",
     "race_of_rounds",
+    "device_race",
+    "device_exchange",
     "all_write",
     "shared_overrun",
     "dynamic_overrun",

@@ -257,14 +257,14 @@ template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPT
             for (u32 i = 0; i < DEPTH; i++) {
                 const u32 k = round + i * STEP;
                 if (k >= one.w.n_in) break;
-                barrier();
+                shared_barrier();
                 w[i].store(m);
                 x[i].store(m);
                 if constexpr (F::HAS_MIN) {
-                    if constexpr (!S::BY_STEP) barrier();
+                    if constexpr (!S::BY_STEP) shared_barrier();
                     x[i].store_sums(m);
                 }
-                barrier();
+                shared_barrier();
                 if (k + DEPTH * STEP < one.w.n_in) {
                     w[i].load(one, w_row, k + DEPTH * STEP);
                     x[i].load(one, first_row, k + DEPTH * STEP);
@@ -282,7 +282,7 @@ template <typename F, u32 STEP, u32 MT, u32 NT, u32 WM, u32 WN, u32 WK, u32 DEPT
                 for (u32 i = 0; i < ELEMENTS; i++)
                     of_lane[(wave_k - 1) * TM * TN + i * WARP_SIZE] = acc[i / E / NT][i / E % NT][i % E];
             }
-            barrier();
+            shared_barrier();
             if (wave_k > 0) return false;
 #pragma unroll
             for (u32 i = 0; i < ELEMENTS; i++)

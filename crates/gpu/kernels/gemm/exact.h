@@ -97,12 +97,12 @@ template <typename F, u32 TM, u32 TN, u32 K> struct Exact {
                 float *x = memory + i * BUFFER, *w = x + TM * STRIDE;
                 store(x, w, next[i]);
                 // After it, no thread reads the other buffer any more.
-                barrier();
+                shared_barrier();
                 if (k + DEPTH * K < n_in) load(next[i], k + DEPTH * K);
                 multiply(acc, x + down * STRIDE + group * OWN, w + along * STRIDE + group * OWN);
             }
         }
-        barrier();
+        shared_barrier();
         add(acc, memory);
         return true;
     }
@@ -130,7 +130,7 @@ template <typename F, u32 TM, u32 TN, u32 K> struct Exact {
     DEV_MEMBER void add(const float (&acc)[RM][RN], float* memory) {
 #pragma unroll
         for (u32 i = 0; i < RM * RN; i++) memory[i * THREADS + tid()] = acc[i / RN][i % RN];
-        barrier();
+        shared_barrier();
 #pragma unroll
         for (u32 e = 0; e < ELEMENTS; e++) {
             const float* from = memory + element(e) * THREADS + tid() % SHARERS;

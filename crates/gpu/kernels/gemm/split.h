@@ -76,7 +76,7 @@ template <typename F, u32 MT, u32 NT, u32 WM, u32 WN> struct Split {
         };
         load(0);
         for (u32 k = 0; k < n_in; k += K) {
-            barrier();
+            shared_barrier();
             float largest = 0.0f;
 #pragma unroll
             for (u32 i = 0; i < VALUES; i++) largest = max_of(largest, __builtin_fabsf(x[i]));
@@ -112,7 +112,7 @@ template <typename F, u32 MT, u32 NT, u32 WM, u32 WN> struct Split {
                     words.v[i] = pack_halves(w_next.value(2 * i) * scale.up, w_next.value(2 * i + 1) * scale.up);
             }
             store16(w + w_row * STRIDE + 16 * w_chunk, words);
-            barrier();
+            shared_barrier();
             if (k + K < n_in) load(k + K);
 
             typename Units::Acc part[MT][NT];

@@ -35,6 +35,7 @@ fn correct_kernels_run() {
         let expected: Vec<u32> = (0..THREADS).rev().map(|i| i * i).collect();
         assert_eq!(out, expected);
         common::any_order(|| run(&gpu, "many_collectives", 0, 0).unwrap());
+        common::any_order(|| run(&gpu, "device_exchange", 0, 0).unwrap());
         common::any_order(|| run(&gpu, "dynamic_overrun", 0, THREADS * 4).unwrap());
     }
 }
@@ -103,6 +104,13 @@ fn faults_are_reported_with_their_location() {
             &["race", "bytes[", "selftest.hip:"],
         ),
         ("all_write", 0, 0, "total[0] = tid()", &["race", "total[0]"]),
+        (
+            "device_race",
+            0,
+            0,
+            "(tid() + WARP_SIZE)",
+            &["race", "reads device memory that wave", "barrier()"],
+        ),
         (
             "shared_overrun",
             1,
