@@ -175,6 +175,7 @@ enum State {
     OnDevice { start: Event, end: Option<Event> },
     OnCpu(Instant),
     Over(Duration),
+    Failed(GpuError),
 }
 
 impl KernelTimer {
@@ -210,6 +211,14 @@ impl KernelTimer {
         Ok(())
     }
 
+    /// Starts the timer as [`start`] does. It stops when the returned scope is dropped.
+    ///
+    /// [`start`]: KernelTimer::start
+    pub fn scope<'a>(&'a mut self, gpu: &'a Gpu) -> Result<ScopedKernelTimer<'a>, GpuError> {
+        self.start(gpu)?;
+        Ok(ScopedKernelTimer { timer: self, gpu })
+    }
+
     /// Starts the timer on the CPU's clock.
     pub fn start_cpu(&mut self) {
         self.state = State::OnCpu(Instant::now());
@@ -223,9 +232,12 @@ impl KernelTimer {
     }
 
     /// Returns the milliseconds from start to stop, or `None` if either is missing. Waits for the device.
+    ///
+    /// An error of the device is also one of the end of a scope.
     pub fn elapsed(&self) -> Result<Option<f64>, GpuError> {
         match &self.state {
             State::Over(time) => Ok(Some(time.as_secs_f64() * 1e3)),
+            State::Failed(error) => Err(error.clone()),
             State::OnDevice {
                 start,
                 end: Some(end),
@@ -234,6 +246,21 @@ impl KernelTimer {
                 Ok(Some(f64::from(end.elapsed_ms(start)?)))
             }
             State::Idle | State::OnCpu(_) | State::OnDevice { end: None, .. } => Ok(None),
+        }
+    }
+}
+
+/// A running [`KernelTimer`] of a device; it stops when this is dropped.
+#[must_use = "the timer runs until this is dropped"]
+pub struct ScopedKernelTimer<'a> {
+    timer: &'a mut KernelTimer,
+    gpu: &'a Gpu,
+}
+
+impl Drop for ScopedKernelTimer<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.timer.stop(self.gpu) {
+            self.timer.state = State::Failed(error);
         }
     }
 }
@@ -323,12 +350,12 @@ mod tests {
         timer.stop(&gpu).unwrap();
         assert_eq!(timer.elapsed(), Ok(None));
         let outer = Instant::now();
-        timer.start(&gpu).unwrap();
+        let scope = timer.scope(&gpu).unwrap();
         let inner = Instant::now();
         rocmforge_gpu::ops::add(&gpu, x.as_slice(), x.as_slice()).unwrap();
         // An emulated GPU computes while a launch is queued.
         let least = inner.elapsed().as_secs_f64() * 1e3;
-        timer.stop(&gpu).unwrap();
+        drop(scope);
         let most = outer.elapsed().as_secs_f64() * 1e3;
         let ms = timer.elapsed().unwrap().unwrap();
         // Event times are f32.
