@@ -593,18 +593,14 @@ impl Scheduler {
     }
 
     pub(crate) fn stats(&self) -> EngineStats {
-        let n_free = self.pool.n_free();
         let mut drafts = self.drafts;
         { self.sequences.iter() }.for_each(|sequence| drafts += sequence.draft.counts);
         EngineStats {
             running: self.running.len(),
             waiting: self.waiting.len(),
             queue_time: self.queue_time(),
-            blocks: BlockUsage {
-                used: self.pool.n_blocks() - n_free,
-                cached: self.pool.n_cached(),
-                total: self.pool.n_blocks(),
-            },
+            blocks: BlockUsage::of(&self.pool),
+            states: self.slots.as_ref().map(BlockUsage::of).unwrap_or_default(),
             prefix: self.prefix,
             drafts,
             preemptions: self.n_preemptions,

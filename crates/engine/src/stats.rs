@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::draft::DraftCounts;
-use crate::kv_cache::{ContextShifts, KvUsage};
+use crate::kv_cache::{BlockPool, ContextShifts, KvUsage};
 use crate::sequence::Sequence;
 
 /// The state of an engine after a step.
@@ -18,6 +18,8 @@ pub struct EngineStats {
     /// How long a request would probably wait behind those; zero as long as nothing is known about the device.
     pub queue_time: Duration,
     pub blocks: BlockUsage,
+    /// Slots for states of sequences; none if the model keeps none. Snapshots are the cached ones.
+    pub states: BlockUsage,
     pub prefix: PrefixLookups,
     pub drafts: DraftCounts,
     /// Times that a request gave its blocks to another one.
@@ -31,7 +33,7 @@ pub struct EngineStats {
     pub context_shifts: ContextShifts,
 }
 
-/// Blocks of the KV cache.
+/// Blocks of the KV cache, or slots for states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct BlockUsage {
     /// Blocks of requests.
@@ -39,6 +41,16 @@ pub struct BlockUsage {
     /// Other blocks, whose content a request with the same prefix can use.
     pub cached: usize,
     pub total: usize,
+}
+
+impl BlockUsage {
+    pub(crate) fn of(pool: &BlockPool) -> BlockUsage {
+        BlockUsage {
+            used: pool.n_blocks() - pool.n_free(),
+            cached: pool.n_cached(),
+            total: pool.n_blocks(),
+        }
+    }
 }
 
 /// Prompt tokens looked for in the prefix cache, since the start.

@@ -7,7 +7,7 @@ use prometheus::{
     Counter, CounterVec, Encoder as _, GaugeVec, Histogram, HistogramOpts, HistogramVec,
     IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
 };
-use rocmforge_engine::{FinishReason, MaskWatcher, PrefixSharing};
+use rocmforge_engine::{BlockUsage, FinishReason, MaskWatcher, PrefixSharing};
 
 use crate::observe::sensors::Sensors;
 use crate::observe::steps::{Phase, Steps};
@@ -63,6 +63,7 @@ pub(crate) struct Metrics {
     aborts: IntCounterVec,
     gauges: [IntGaugeVec; 2],
     kv_usage: GaugeVec,
+    state_slots: IntGaugeVec,
     histograms: [HistogramVec; 11],
     device_seconds: CounterVec,
     roofline_share: GaugeVec,
@@ -210,6 +211,16 @@ impl Metrics {
                         "Share of the KV cache that requests use; 1 is all of it.",
                     ),
                     &LABELS,
+                ),
+            ),
+            state_slots: register(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "rocmforge_state_slots",
+                        "Slots for states of recurrent layers, by what they hold: of requests, snapshots, nothing.",
+                    ),
+                    &["model_name", "engine", "of"],
                 ),
             ),
             histograms: [
@@ -395,6 +406,16 @@ impl Metrics {
         }
         let usage = stats.blocks.used as f64 / stats.blocks.total.max(1) as f64;
         self.kv_usage.with_label_values(&labels).set(usage);
+        let BlockUsage {
+            used,
+            cached,
+            total,
+        } = stats.states;
+        let slots = [used, cached, total - used - cached];
+        for (of, n) in ["requests", "snapshots", "nothing"].into_iter().zip(slots) {
+            let labels = [&*model.name, ENGINE, of];
+            self.state_slots.with_label_values(&labels).set(n as i64);
+        }
         if let Some(share) = model.steps.roofline_share(&model.costs) {
             self.roofline_share.with_label_values(&labels).set(share);
         }
@@ -438,6 +459,7 @@ impl Metrics {
             gauge.reset();
         }
         self.kv_usage.reset();
+        self.state_slots.reset();
         self.roofline_share.reset();
         self.slow_ops.reset();
         self.cache.reset();
