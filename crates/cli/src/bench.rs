@@ -422,7 +422,7 @@ impl Run<'_, '_> {
         let n_threads = tests[0].n_threads;
         let cache = CacheArgs {
             kv_type: tests[0].kv_type,
-            page: self.args.page,
+            page: Some(self.args.page),
         };
         let wanted = resolve::with_offload(self.device.clone(), tests[0].offload);
         let on = (self.isa, &wanted, self.args.on.device);

@@ -199,7 +199,7 @@ pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
     EngineConfig {
         n_ctx,
         max_seqs: 1,
-        page: cache.page,
+        page: cache.page.unwrap_or_else(|| page_for(n_ctx)),
         kv_type: match cache.kv_type {
             KvTypeArg::F16 => KvType::F16,
             KvTypeArg::F32 => KvType::F32,
@@ -209,6 +209,16 @@ pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
             KvTypeArg::Q4_0 => KvType::Q4_0,
         },
         ..EngineConfig::default()
+    }
+}
+
+/// Returns the tokens of a page for sequences of up to `n_ctx` tokens. Half of a sequence's last page is unused on average,
+/// which weighs in short ones. Long ones have shorter tables with larger pages.
+fn page_for(n_ctx: Option<usize>) -> usize {
+    match n_ctx {
+        Some(..=2048) => 16,
+        Some(16385..) => 64,
+        _ => 32,
     }
 }
 

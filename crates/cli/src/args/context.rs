@@ -9,16 +9,15 @@ pub struct CacheArgs {
     /// KV cache type
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16, env = "ROCMFORGE_KV_TYPE", hide_env_values = true)]
     pub kv_type: KvTypeArg,
-    /// Tokens per KV-cache page: 16, 32 or 64
+    /// Tokens per KV-cache page: 16, 32 or 64 [default: by context]
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 32,
         env = "ROCMFORGE_PAGE",
         hide_env_values = true,
         value_parser = page
     )]
-    pub page: usize,
+    pub page: Option<usize>,
 }
 
 pub(super) fn page(text: &str) -> Result<usize, String> {

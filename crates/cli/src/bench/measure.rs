@@ -104,12 +104,13 @@ impl Bench {
         // Beside its tokens a sequence of a generation has the one that begins it.
         let depth = largest(&|test| test.n_depth);
         let after = largest(&|test| test.n_prompt + test.n_gen) + 2;
+        let cached = resolve::cache_config(cache, Some(depth + after));
         let config = EngineConfig {
             max_seqs: n_seqs,
-            kv_tokens: KvTokens::Exactly(kv_tokens(n_seqs, depth, after, cache.page)),
+            kv_tokens: KvTokens::Exactly(kv_tokens(n_seqs, depth, after, cached.page)),
             isa,
             n_threads: Some(tests[0].n_threads),
-            ..resolve::cache_config(cache, Some(depth + after))
+            ..cached
         };
         let n_draft = match speculation.by {
             DraftBy::Auto | DraftBy::Nothing => 0,
