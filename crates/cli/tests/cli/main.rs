@@ -35,6 +35,7 @@ mod ranges;
 #[cfg(unix)]
 mod regression;
 mod serve;
+mod states;
 mod structured;
 mod suites;
 mod templates;

@@ -13,14 +13,14 @@ use crate::gpu_faults::{VENDORS, image, stub};
 use crate::program::{command, repository, run};
 
 /// A server in a process of its own.
-struct Served {
+pub struct Served {
     child: Child,
     stdout: BufReader<ChildStdout>,
     ready: Value,
 }
 
 impl Served {
-    fn start(args: &[&str]) -> Served {
+    pub fn start(args: &[&str]) -> Served {
         Served::start_with(args, &[])
     }
 
@@ -48,7 +48,7 @@ impl Served {
     }
 
     /// Sends a request and returns the status and the body of the answer.
-    fn send(&self, head: &str, body: &str) -> (u16, String) {
+    pub fn send(&self, head: &str, body: &str) -> (u16, String) {
         let address = self.ready["url"].as_str().unwrap();
         let address = address.strip_prefix("http://").unwrap();
         let mut stream = TcpStream::connect(address).unwrap();
@@ -65,7 +65,7 @@ impl Served {
         (status, body.to_string())
     }
 
-    fn post(&self, path: &str, body: &Value) -> Value {
+    pub fn post(&self, path: &str, body: &Value) -> Value {
         let (status, body) = self.try_post(path, body);
         assert_eq!(status, 200, "{body}");
         body
@@ -106,7 +106,7 @@ impl Served {
     }
 
     /// Sends a signal and waits for the end. Returns the exit code and the rest of stdout and stderr.
-    fn end(mut self, signal: &str) -> (Option<i32>, String, String) {
+    pub fn end(mut self, signal: &str) -> (Option<i32>, String, String) {
         let kill = Command::new("kill")
             .args([signal, &self.child.id().to_string()])
             .status();
