@@ -5,7 +5,7 @@ Arguments: number of random texts. Packages: llama-cpp-python, gguf, tokenizers,
 - "pre": for every value of tokenizer.ggml.pre, the tokens of each text with a vocabulary whose merges cross every kind of
   boundary, so that another cut gives other tokens. Names with equal tokens share a row. Where llama.cpp approximates the
   model's expression, the row has the tokens of Hugging Face tokenizers with the original one as "reference".
-- "models": bert (tokens of Hugging Face tokenizers, too), t5 (also of SentencePiece) and rwkv.
+- "models": bert (tokens of Hugging Face tokenizers, too), t5 (also of SentencePiece), rwkv and plamo2.
 """
 import ctypes
 import json
@@ -319,12 +319,39 @@ def rwkv(all_texts):
     return cases(metadata, all_texts, None)
 
 
+def plamo2(all_texts):
+    """Every byte, and parts of the texts with few different scores, so that many sums are equal."""
+    choose = random.Random(5)
+    control = [f"<|plamo:{name}|>" for name in ("unk", "bos", "eos", "pad", "op")]
+    parts = set()
+    for text in all_texts:
+        # GGUF readers in C cannot hold a token with NUL.
+        text = text.replace("\0", " ")
+        for longest in (1, 2, 4, 9):
+            start = choose.randrange(len(text))
+            parts.add(text[start : start + choose.randint(1, longest)])
+    parts = sorted(parts)
+    metadata = {
+        "model": "plamo2",
+        "tokens": control + [f"<0x{b:02X}>" for b in range(256)] + parts,
+        "scores": [0.0] * len(control) + [-100.0] * 256 + [-choose.choice([1.5, 3.0, 4.5, 1999.0, 2000.0]) for _ in parts],
+        "token_type": [UNKNOWN] + [CONTROL] * (len(control) - 1) + [BYTE] * 256 + [NORMAL] * len(parts),
+        "unknown_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "padding_token_id": 3,
+        "eot_token_id": 4,
+        "add_space_prefix": False,
+    }
+    return cases(metadata, all_texts, None)
+
+
 def main():
     # sentencepiece writes to standard output.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     all_texts = texts(int(sys.argv[1]))
-    models = [bert(all_texts, True), bert(all_texts, False), rwkv(all_texts)]
+    models = [bert(all_texts, True), bert(all_texts, False), rwkv(all_texts), plamo2(all_texts)]
     models += [t5(all_texts, {}), t5(all_texts, {"remove_extra_whitespaces": False, "add_dummy_prefix": False})]
     if len(sys.argv) > 3:
         models += [t5(all_texts, {"rules": False, "normalization_rule_name": name}) for name in ("nmt_nfkc", "nmt_nfkc_cf")]

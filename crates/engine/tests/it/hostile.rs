@@ -378,8 +378,8 @@ fn rejects_unsupported_metadata_by_name() {
         ),
         (
             "tokenizer.ggml.model",
-            "plamo2".into(),
-            "'plamo2' is not supported",
+            "hybriddna".into(),
+            "'hybriddna' is not supported",
         ),
         ("tokenizer.ggml.pre", "nobody".into(), "choose the closest"),
     ];

@@ -70,7 +70,7 @@ fn unescape(text: &[u8], out: &mut Vec<u8>) {
 }
 
 /// Parses `<0xHH>`.
-fn byte_of(text: &[u8]) -> Option<u8> {
+pub(super) fn byte_of(text: &[u8]) -> Option<u8> {
     let hex = std::str::from_utf8(text.strip_prefix(b"<0x")?.strip_suffix(b">")?).ok()?;
     let is_hex = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
     if is_hex {

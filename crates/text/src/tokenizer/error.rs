@@ -142,4 +142,10 @@ pub enum TokenizerError {
         /// The byte.
         byte: u8,
     },
+    /// A byte has no token of its own, and the vocabulary spells characters by them.
+    #[error("the vocabulary has no byte token <0x{byte:02X}>; convert the model again")]
+    MissingByteToken {
+        /// The byte.
+        byte: u8,
+    },
 }

@@ -2,8 +2,8 @@
 //!
 //! [`Tokenizer::encode`] finds special tokens (`special`) and passes the text between them to a method. Two share a merge
 //! loop (`merge`): SentencePiece (`spm`), and byte-pair encoding (`bpe`) of the pieces that a pre-tokenizer cuts
-//! (`pretokenize`, `pre_table`). Three look for the tokens that begin at a place (`prefixes`): WordPiece (`word_piece`),
-//! unigram (`unigram`) and RWKV's (`rwkv`). [`Detokenizer`] turns generated ids into a stream of text.
+//! (`pretokenize`, `pre_table`). Four look for the tokens that begin at a place (`prefixes`): WordPiece (`word_piece`),
+//! unigram (`unigram`), RWKV's (`rwkv`) and PLaMo's (`plamo`). [`Detokenizer`] turns generated ids into a stream of text.
 //!
 //! Time and memory are nearly linear for any text and any file, and nothing here panics on either. The reference is
 //! llama.cpp's `llama-vocab.cpp`.
@@ -17,6 +17,7 @@ mod hash;
 mod longest;
 mod merge;
 mod overlaps;
+mod plamo;
 mod pre_table;
 mod prefixes;
 mod pretokenize;
@@ -41,6 +42,7 @@ pub use vocab::TokenKind;
 use bpe::Bpe;
 use detokenize::{Spelling, pieces};
 use merge::Merger;
+use plamo::Plamo;
 use pre_table::Alphabet;
 use rwkv::Rwkv;
 pub use special::GapMarks;
@@ -51,7 +53,7 @@ use vocab::{Texts, Vocab};
 use word_piece::WordPiece;
 
 /// The values of `tokenizer.ggml.model` that are supported.
-const MODELS: [&str; 7] = [
+const MODELS: [&str; 8] = [
     "llama",
     "gpt2",
     "gemma4",
@@ -59,6 +61,7 @@ const MODELS: [&str; 7] = [
     "bert",
     "t5",
     "rwkv",
+    "plamo2",
 ];
 
 /// How [`Tokenizer::encode`] treats special tokens.
@@ -101,6 +104,7 @@ enum Method {
     WordPiece(Box<WordPiece>),
     Unigram(Box<Unigram>),
     Rwkv(Box<Rwkv>),
+    Plamo(Box<Plamo>),
 }
 
 impl Tokenizer {
@@ -114,7 +118,9 @@ impl Tokenizer {
         let metadata = gguf.metadata();
         let model = metadata.str("tokenizer.ggml.model")?;
         let without_pre = MODELS.into_iter().find(|&name| name == model);
-        if let (Some(name), Some(model @ ("llama" | "bert" | "t5" | "rwkv"))) = (pre, without_pre) {
+        if let (Some(name), Some(model @ ("llama" | "bert" | "t5" | "rwkv" | "plamo2"))) =
+            (pre, without_pre)
+        {
             return Err(TokenizerError::PreNotUsed {
                 name: name.into(),
                 model,
@@ -128,6 +134,7 @@ impl Tokenizer {
             "bert" => Self::word_piece(metadata),
             "t5" => Self::unigram(metadata),
             "rwkv" => Self::rwkv(metadata),
+            "plamo2" => Self::plamo(metadata),
             "none" | "no_vocab" => Err(TokenizerError::NoVocab),
             model => Err(TokenizerError::UnknownModel {
                 model: model.into(),
@@ -247,6 +254,22 @@ impl Tokenizer {
         tokenizer.add_eos = false;
         tokenizer.note_missing(&missing);
         Ok(tokenizer)
+    }
+
+    fn plamo(metadata: &Metadata) -> Result<Self, TokenizerError> {
+        let mut vocab = Vocab::from_metadata(metadata)?;
+        let defaults = DefaultIds {
+            bos: Some(1),
+            eos: Some(2),
+            unknown: Some(0),
+            separator: None,
+        };
+        let ids = SpecialIds::from_metadata(metadata, &mut vocab, defaults)?;
+        let plamo = Plamo::new(metadata, &vocab)?;
+        let method = Method::Plamo(Box::new(plamo));
+        let mut tokenizer = Self::assemble(metadata, vocab, ids, method, Spelling::Plain)?;
+        tokenizer.add_bos = metadata.opt_bool(ADD_BOS)?.unwrap_or(false);
+        Ok(tokenizer.checked())
     }
 
     fn note_missing(&mut self, missing: &[u8]) {
@@ -384,6 +407,7 @@ impl Tokenizer {
             Method::WordPiece(pieces) => pieces.encode(&replace_invalid(text), ids),
             Method::Unigram(unigram) => unigram.encode(&replace_invalid(text), ids),
             Method::Rwkv(rwkv) => rwkv.encode(text, ids),
+            Method::Plamo(plamo) => plamo.encode(&self.vocab, &replace_invalid(text), ids),
         }
     }
 
@@ -522,7 +546,7 @@ impl Tokenizer {
         matches!(self.method, Method::WordPiece(_))
     }
 
-    /// Returns `SPM`, `BPE`, `WPM` (WordPiece), `UGM` (unigram) or `RWKV`, llama.cpp's names.
+    /// Returns `SPM`, `BPE`, `WPM` (WordPiece), `UGM` (unigram), `RWKV` or `PLaMo2`, llama.cpp's names.
     pub fn kind_name(&self) -> &'static str {
         match self.method {
             Method::Spm(_) => "SPM",
@@ -530,6 +554,7 @@ impl Tokenizer {
             Method::WordPiece(_) => "WPM",
             Method::Unigram(_) => "UGM",
             Method::Rwkv(_) => "RWKV",
+            Method::Plamo(_) => "PLaMo2",
         }
     }
 

@@ -10,7 +10,7 @@ use super::vocab::{Texts, limit};
 use super::{TokenId, TokenizerError};
 
 /// The longest token of released vocabularies of these kinds has 128 bytes (RWKV).
-const MAX_BYTES: usize = 512;
+pub(super) const MAX_BYTES: usize = 512;
 
 /// Tokens by their texts.
 pub(super) struct Prefixes {

@@ -9,4 +9,5 @@ mod released;
 mod tokenizer;
 mod tokenizer_golden;
 mod tokenizer_hostile;
+mod tokenizer_plamo;
 mod tokenizer_tables;

@@ -162,3 +162,8 @@ fn unigram_tokens_are_those_of_llama_cpp() {
 fn rwkv_tokens_are_those_of_llama_cpp() {
     check("rwkv", "ids", LeadingSpace::Keep, &[]);
 }
+
+#[test]
+fn plamo_tokens_are_those_of_llama_cpp() {
+    check("plamo2", "ids", LeadingSpace::Keep, &[]);
+}

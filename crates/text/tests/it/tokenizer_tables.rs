@@ -171,7 +171,7 @@ fn chooses_pre_tokenizers_by_name() {
 
 #[test]
 fn rejects_other_models_by_name() {
-    for model in ["plamo2", "hybriddna", "new"] {
+    for model in ["hybriddna", "new"] {
         let error = refused(&file(model, &[("a", NORMAL)]));
         assert!(error.contains(&format!("'{model}'")), "{error}");
     }
