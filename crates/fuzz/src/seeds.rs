@@ -180,9 +180,7 @@ pub(crate) fn spm() -> Vec<u8> {
     vocab.token("<unk>", UNKNOWN, 0);
     vocab.token("<s>", CONTROL, 0);
     vocab.token("</s>", CONTROL, 0);
-    for byte in 0..=255u8 {
-        vocab.token(&format!("<0x{byte:02X}>"), BYTE, 0);
-    }
+    byte_tokens(&mut vocab);
     let words = [
         "\u{2581}",
         "a",
@@ -200,6 +198,26 @@ pub(crate) fn spm() -> Vec<u8> {
         vocab.token(text, NORMAL, -(i as i8));
     }
     vocab.into_bytes()
+}
+
+/// Returns a vocabulary of PLaMo: special tokens, bytes and a few words.
+fn plamo() -> Vec<u8> {
+    let mut vocab = Description::new("plamo2", "default", 0, [1, 2, 0, 4]);
+    vocab.token("<|plamo:unk|>", UNKNOWN, 0);
+    for name in ["bos", "eos", "pad", "op"] {
+        vocab.token(&format!("<|plamo:{name}|>"), CONTROL, 0);
+    }
+    byte_tokens(&mut vocab);
+    for (text, score) in [("a", -3), ("aa", -5), ("aaaa", -10), ("lo", -1), (" b", 1)] {
+        vocab.token(text, NORMAL, score);
+    }
+    vocab.into_bytes()
+}
+
+fn byte_tokens(vocab: &mut Description) {
+    for byte in 0..=255u8 {
+        vocab.token(&format!("<0x{byte:02X}>"), BYTE, 0);
+    }
 }
 
 /// Returns a byte-level vocabulary: GPT-2's 256 letters and a few merges.
@@ -255,6 +273,7 @@ pub(crate) fn tokenizer() -> Seeds {
         ("gemma4", gemma.into_bytes()),
         ("spm", spm()),
         ("bpe", bpe()),
+        ("plamo", plamo()),
         ("file", file),
     ])
 }

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use rocmforge_gguf::{Gguf, OwnedArray, Writer};
 use rocmforge_text::tokenizer::{Detokenizer, EncodeOptions, LeadingSpace, SpecialText, Tokenizer};
 
-const MODELS: [&str; 9] = [
+const MODELS: [&str; 10] = [
     "llama",
     "gpt2",
     "gemma4",
@@ -26,6 +26,7 @@ const MODELS: [&str; 9] = [
     "t5",
     "rwkv",
     "whitespace",
+    "plamo2",
 ];
 const IDS: [&str; 4] = ["bos", "eos", "unknown", "eot"];
 
