@@ -12,8 +12,8 @@ use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertGated, ExpertProduct, SharedWeight};
 use rocmforge_gpu::{
-    ActFormat, Activation, Acts, ActsBuffer, Buffer, ExpertMatrices, Gpu, Matrix, Source,
-    SourceRows,
+    ActFormat, Activation, Acts, ActsBuffer, Buffer, Event, ExpertMatrices, Gpu, Matrix, Source,
+    SourceRows, Trace,
 };
 use rocmforge_plan::Weighed;
 use rocmforge_plan::{ExpertStack, act_format};
@@ -432,15 +432,15 @@ fn products_of_their_own_activations() {
     }
 }
 
-/// Loads for products in f16: tiles of few rows, of up to 64, of few rows by eight, one of which has more, of up to 128, and two
-/// of up to 64 in one of the list; and of few rows, one of more than 16.
-const HALF_LOADS: [([usize; 3], Logits); 6] = [
-    ([10, 3, 2], Logits::Random),
-    ([37, 3, 2], Logits::Crowd),
-    ([12, 6, 2], Logits::Crowd),
-    ([150, 4, 2], Logits::Crowd),
-    ([90, 6, 2], Logits::Crowd),
-    ([45, 9, 2], Logits::Crowd),
+/// Loads for products in f16, and their kernels: tiles of few rows, of up to 64, of few rows by eight, one of which has more,
+/// of up to 128, and two of up to 64 in one of the list; and of few rows, one of more than 16.
+const HALF_LOADS: [([usize; 3], Logits, &str); 6] = [
+    ([10, 3, 2], Logits::Random, "gemm_half_few"),
+    ([37, 3, 2], Logits::Crowd, "gemm_half_64"),
+    ([12, 6, 2], Logits::Crowd, "gemm_half_octet"),
+    ([150, 4, 2], Logits::Crowd, "gemm_half_128"),
+    ([90, 6, 2], Logits::Crowd, "gemm_half_64"),
+    ([45, 9, 2], Logits::Crowd, "gemm_half_few"),
 ];
 
 /// Two products of the same activations, rounded to f16, the second one of a matrix with other experts' between. With a
@@ -448,7 +448,7 @@ const HALF_LOADS: [([usize; 3], Logits); 6] = [
 fn check_in_f16(
     gpu: &Gpu,
     ty: GgmlType,
-    (shape, kind): ([usize; 3], Logits),
+    (shape, kind, kernel): ([usize; 3], Logits, &str),
     (n_in, is_shared): (usize, bool),
 ) {
     let random = &mut Random(n_in as u64);
@@ -491,12 +491,29 @@ fn check_in_f16(
             activation,
             out: out.as_slice(),
         };
-        ops::expert_gated_products(gpu, &x, &routing, &gated, beside.as_slice()).unwrap();
+        let mut trace = Trace::new(gpu);
+        let origin = Event::new(gpu).unwrap();
+        origin.record().unwrap();
+        let run = || ops::expert_gated_products(gpu, &x, &routing, &gated, beside.as_slice());
+        trace.record(run).unwrap();
+        let times = trace.times(&origin).unwrap();
+        assert!(times.iter().any(|time| time.kernel == kernel), "{times:?}");
         // All rows: those without an expert stay zeros.
         gpu.read(out.as_slice::<f32>()).unwrap()
     });
     let what = format!("{} {} {shape:?} {n_in}", common::name(gpu), ty.name());
     assert_rows(&found, &expected, (0.0, HALF_BOUND), &what);
+}
+
+/// With rows long enough for two waves, which add their sums, and an expert with more rows than a round has.
+#[test]
+fn long_products_by_eight_in_f16() {
+    for ty in [GgmlType::Q4_K, GgmlType::Q8_0] {
+        for gpu in common::gpus_of(ty).filter(|gpu| gpu.target() == "host-nv") {
+            let load = ([12, 6, 2], Logits::Crowd, "gemm_half_octet");
+            check_in_f16(&gpu, ty, load, (1024, false));
+        }
+    }
 }
 
 for_each_format!(products_in_f16);
