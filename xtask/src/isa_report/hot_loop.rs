@@ -20,8 +20,9 @@ pub(crate) struct Counts {
     pub(crate) scalar: u64,
     pub(crate) memory: u64,
     pub(crate) shared: u64,
-    /// SIMD cycles of the vector instructions.
+    /// SIMD cycles of the vector instructions, and of the matrix instructions among them.
     vector_cycles: f64,
+    matrix_cycles: f64,
     /// Whether it contains a loop, which may run more than once.
     pub(crate) has_inner: bool,
 }
@@ -31,6 +32,12 @@ impl Counts {
     pub(crate) fn dots_per_byte(&self) -> Option<f64> {
         let (bytes, dots) = (self.memory_bytes(), self.dots + self.matrix);
         (bytes > 0 && !self.has_inner).then(|| dots as f64 / bytes as f64)
+    }
+
+    /// Upper bound of the share of the matrix units' peak: other vector instructions take the other cycles. `None` without
+    /// matrix instructions.
+    pub(crate) fn matrix_share(&self) -> Option<f64> {
+        (self.matrix > 0).then(|| self.matrix_cycles / self.vector_cycles)
     }
 
     /// Bytes that come from memory: weights if the loop loads any, else all.
@@ -116,7 +123,11 @@ impl Counts {
         self.matrix += u64::from(instruction.is_matrix());
         if name.starts_with("v_") {
             self.vector += 1;
-            self.vector_cycles += machine.vector_cycles(name);
+            let cycles = machine.vector_cycles(name);
+            self.vector_cycles += cycles;
+            if instruction.is_matrix() {
+                self.matrix_cycles += cycles;
+            }
         } else if name.starts_with("ds_") {
             self.shared += 1;
         } else if ["global_", "flat_", "buffer_", "scratch_"]
@@ -145,4 +156,28 @@ pub(crate) fn load_widths(code: &[Instruction], blocks: &[Block]) -> BTreeMap<u6
         }
     }
     widths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa_report::{code, machine};
+
+    /// A matrix instruction of 8 cycles beside 8 of one cycle each, and other kinds, which are issued beside them.
+    #[test]
+    fn other_vector_instructions_limit_the_matrix_units() {
+        let line = |name: &str| format!("\t{name} v0, v1 // 000000001600: 00000000\n");
+        let others = line("v_fma_f32").repeat(8) + &line("ds_load_b128");
+        let text = "0000000000001600 <kernel>:\n".to_string() + &others;
+        let with_matrix = text.clone() + &line("v_wmma_i32_16x16x16_iu8");
+        let counts = |text: &str| {
+            let mut counts = Counts::default();
+            for instruction in &code::parse(text)[0].instructions {
+                counts.add(instruction, machine::of("gfx1201").unwrap());
+            }
+            counts
+        };
+        assert_eq!(counts(&with_matrix).matrix_share(), Some(0.5));
+        assert_eq!(counts(&text).matrix_share(), None);
+    }
 }

@@ -274,7 +274,8 @@ fn print(reports: &[Report], targets: &[String]) {
          products, matrix instructions (~: an inner loop is counted once). dot/B: dot and matrix instructions per byte\n\
          of weights, or per byte if no loads are marked as streamed. issue: estimated GB/s of these bytes if the hot\n\
          loop were limited by instruction issue only; bytes shared by lanes count for each lane. memory: GB/s of the\n\
-         card.\n"
+         card. matrix: share of the cycles of vector instructions that matrix instructions have, which is the most of\n\
+         the matrix units' peak that the hot loop can reach.\n"
     );
     for target in targets {
         if let Some(machine) = machine::of(target) {
@@ -282,7 +283,7 @@ fn print(reports: &[Report], targets: &[String]) {
         }
     }
     println!(
-        "\n{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {:<22} {:<26} {:>6} {:>7} {:>6}",
+        "\n{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {:<22} {:<26} {:>6} {:>7} {:>6} {:>6}",
         "target",
         "module",
         "kernel",
@@ -296,7 +297,8 @@ fn print(reports: &[Report], targets: &[String]) {
         "hot loop B/w/valu/dot/mat",
         "dot/B",
         "issue",
-        "memory"
+        "memory",
+        "matrix"
     );
     for report in reports {
         println!("{}", row(report));
@@ -330,8 +332,10 @@ fn row(report: &Report) -> String {
     };
     let dots_per_byte = or_none(hot.dots_per_byte(), 2);
     let issue = or_none(hot.issue_bandwidth(machine, metadata.wave_size), 0);
+    let matrix_share = hot.matrix_share();
+    let matrix_share = matrix_share.map_or("n/a".into(), |share| format!("{:.0} %", 100.0 * share));
     format!(
-        "{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {widths:<22} {work:<26} {dots_per_byte:>6} {issue:>7} {:>6}",
+        "{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {widths:<22} {work:<26} {dots_per_byte:>6} {issue:>7} {:>6} {matrix_share:>6}",
         report.target,
         report.module,
         report.name,
