@@ -34,6 +34,7 @@ use std::{env, fs};
 use archive::Archive;
 use cache::Cache;
 use clang::{Clang, NoCompiler};
+use lz4::block::CompressionMode;
 use modules::Module;
 use ptxas::Ptxas;
 use targets::is_emulated;
@@ -355,9 +356,10 @@ impl<'a> Compiler<'a> {
         }
         let (packed, assembled) = names(job, key);
         let keep = |name: &str, image: &[u8]| {
-            let packed = lz4_flex::compress_prepend_size(image);
-            let kept = self.cache.put(name, &packed);
-            kept.map(|()| packed).map_err(|error| job.failed(error))
+            let mode = CompressionMode::HIGHCOMPRESSION(COMPRESSION);
+            let packed = lz4::block::compress(image, Some(mode), true);
+            let kept = packed.and_then(|packed| self.cache.put(name, &packed).map(|()| packed));
+            kept.map_err(|error| job.failed(error))
         };
         let image = Image {
             packed: keep(&packed, &image)?,
@@ -373,6 +375,9 @@ impl<'a> Compiler<'a> {
         Ok(image)
     }
 }
+
+/// The level of the compression of images: the highest, which takes little beside compiling them.
+const COMPRESSION: i32 = 12;
 
 /// The names in the cache of an image and of its machine code. Machine code is made where a target is one processor.
 fn names(job: &Job, key: u64) -> (String, Option<String>) {

@@ -11,7 +11,7 @@ use std::{env, fs, io};
 const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Above this size, the files that were not used for the longest time are removed. The images of all targets of a
-/// release take about 150 MB.
+/// release take about 100 MB.
 const MAX_BYTES: u64 = 4 << 30;
 
 /// The time of the last use is accurate to this.
