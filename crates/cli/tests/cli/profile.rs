@@ -513,7 +513,8 @@ fn profiles_a_gpu_by_its_events() {
     // Few tokens, as emulated GPUs are slow.
     let on_device = |n_prompt: &str, n_gen: &str, more: &[&str]| {
         let work = ["--prompt-tokens", n_prompt, "-n", n_gen, "--runs", "1"];
-        let flags = ["profile", "--json", "--ctx", "64", "--device", &device];
+        let flags = ["profile", "--json", "--ctx", "64", "--page", "32"];
+        let flags = [&flags[..], &["--device", &device]].concat();
         parse(run(&[&flags[..], &work, more].concat()).json())
     };
     let profile = on_device("2", "3", &[]);
