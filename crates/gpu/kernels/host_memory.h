@@ -4,8 +4,8 @@
 //   Two threads accessing one byte, one of them writing, without a barrier in between are a race, also within a wave:
 //   neither AMD's nor NVIDIA's compiler guarantees more;
 // - device memory by allocation, and by word: to read or write what another wave of the block wrote is a race if there
-//   were only shared_barrier()s in between. The last writes are remembered. Dependence on the order of blocks is left to the tests: they run each kernel in
-//   several orders and compare bits.
+//   were only shared_barrier()s in between. The last writes are remembered. Dependence on the order of blocks is left to
+//   the tests: they run each kernel in several orders and compare bits.
 // Shared memory is filled with NaN when a block begins.
 #pragma once
 
@@ -62,8 +62,10 @@ struct Memory {
     u32 n_ranges;
     // Recently used ranges.
     Range recent[RECENT];
-    // Counts barriers that are not of shared memory alone, and is the last one before which device memory was written.
-    u32 era, last_written;
+    // Counts barriers that are not of shared memory alone.
+    u32 era;
+    // The era of the last write to device memory.
+    u32 last_written;
     // By the lower bits of the address.
     Written written[WRITTEN];
 };
