@@ -6,7 +6,7 @@
 
 use rocmforge_gguf::{Metadata, Value};
 
-use super::TokenizerError;
+use super::error::TokenizerError;
 use super::vocab::limit;
 
 const KEY: &str = "tokenizer.ggml.precompiled_charsmap";

@@ -6,8 +6,10 @@
 
 use std::cmp::Reverse;
 
+use rocmforge_gguf::TokenId;
+
+use super::error::TokenizerError;
 use super::vocab::{Texts, limit};
-use super::{TokenId, TokenizerError};
 
 /// The longest token of released vocabularies of these kinds has 128 bytes (RWKV).
 pub(super) const MAX_BYTES: usize = 512;

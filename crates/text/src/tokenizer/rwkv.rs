@@ -3,9 +3,11 @@
 //! Token texts are written with escapes (`\n`, `\x80`), since many are parts of characters. Method: llama.cpp
 //! `llm_tokenizer_rwkv_session`.
 
+use rocmforge_gguf::TokenId;
+
+use super::error::TokenizerError;
 use super::prefixes::Prefixes;
 use super::vocab::Vocab;
-use super::{TokenId, TokenizerError};
 
 pub(super) struct Rwkv {
     prefixes: Prefixes,

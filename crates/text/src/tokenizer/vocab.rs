@@ -4,10 +4,10 @@
 //! milliseconds and takes little more memory than its bytes in the file. The hash has a random key per table, so that
 //! no file can cause collisions.
 
-use rocmforge_gguf::{Metadata, Strings};
+use rocmforge_gguf::{Metadata, Strings, TokenId};
 
+use super::error::TokenizerError;
 use super::hash::FoldHash;
-use super::{TokenId, TokenizerError};
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";

@@ -6,13 +6,13 @@
 //! were trained: Hangul is decomposed, of the marks only those without width are removed, and so are form feeds, which
 //! separate no words. As in llama.cpp, words have no greatest length.
 
-use rocmforge_gguf::Metadata;
+use rocmforge_gguf::{Metadata, TokenId};
 use unicode_normalization::UnicodeNormalization as _;
 use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory as _};
 
+use super::error::TokenizerError;
 use super::prefixes::Prefixes;
 use super::vocab::Vocab;
-use super::{TokenId, TokenizerError};
 
 pub(super) const LOWERCASE: &str = "tokenizer.ggml.normalizer.lowercase";
 const STRIP_ACCENTS: &str = "tokenizer.ggml.normalizer.strip_accents";
