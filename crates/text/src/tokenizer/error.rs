@@ -20,7 +20,7 @@ pub enum TokenizerError {
     #[error(
         "tokenizer model '{}' is not supported ({} are); use a model with one of these tokenizers",
         shown(model),
-        super::MODELS.join(", ")
+        vocab::MODELS.join(", ")
     )]
     UnknownModel {
         /// `tokenizer.ggml.model` of the file.

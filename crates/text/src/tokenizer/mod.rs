@@ -49,20 +49,8 @@ pub use special::GapMarks;
 use special::{DefaultIds, Recognize, SpecialIds, SpecialTexts};
 use spm::Spm;
 use unigram::Unigram;
-use vocab::{Texts, Vocab};
+use vocab::{MODELS, Texts, Vocab};
 use word_piece::WordPiece;
-
-/// The values of `tokenizer.ggml.model` that are supported.
-const MODELS: [&str; 8] = [
-    "llama",
-    "gpt2",
-    "gemma4",
-    "whitespace",
-    "bert",
-    "t5",
-    "rwkv",
-    "plamo2",
-];
 
 /// How [`Tokenizer::encode`] treats special tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,6 +9,18 @@ use rocmforge_gguf::{Metadata, Strings, TokenId};
 use super::error::TokenizerError;
 use super::hash::FoldHash;
 
+/// The values of `tokenizer.ggml.model` that are supported.
+pub(super) const MODELS: [&str; 8] = [
+    "llama",
+    "gpt2",
+    "gemma4",
+    "whitespace",
+    "bert",
+    "t5",
+    "rwkv",
+    "plamo2",
+];
+
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 
