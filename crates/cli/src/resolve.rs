@@ -327,3 +327,27 @@ impl ContextArgs {
         self.ctx.filter(|&n| n > 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_grow_with_the_context_unless_they_are_named() {
+        let cache = |page| CacheArgs {
+            kv_type: KvTypeArg::F16,
+            page,
+        };
+        for (n_ctx, page) in [
+            (None, 32),
+            (Some(1), 16),
+            (Some(2048), 16),
+            (Some(2049), 32),
+            (Some(16384), 32),
+            (Some(16385), 64),
+        ] {
+            assert_eq!(cache_config(&cache(None), n_ctx).page, page, "{n_ctx:?}");
+            assert_eq!(cache_config(&cache(Some(64)), n_ctx).page, 64, "{n_ctx:?}");
+        }
+    }
+}
