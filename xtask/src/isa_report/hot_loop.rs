@@ -34,8 +34,9 @@ impl Counts {
         (bytes > 0 && !self.has_inner).then(|| dots as f64 / bytes as f64)
     }
 
-    /// Upper bound of the share of the matrix units' peak: other vector instructions take the other cycles. `None` without
-    /// matrix instructions.
+    /// Share of the cycles of vector instructions that matrix instructions have; `None` without any. Of the matrix units'
+    /// peak, the loop reaches at most this where other vector instructions take the other cycles. CDNA can run those of
+    /// other waves meanwhile.
     pub(crate) fn matrix_share(&self) -> Option<f64> {
         (self.matrix > 0).then(|| self.matrix_cycles / self.vector_cycles)
     }

@@ -274,8 +274,8 @@ fn print(reports: &[Report], targets: &[String]) {
          products, matrix instructions (~: an inner loop is counted once). dot/B: dot and matrix instructions per byte\n\
          of weights, or per byte if no loads are marked as streamed. issue: estimated GB/s of these bytes if the hot\n\
          loop were limited by instruction issue only; bytes shared by lanes count for each lane. memory: GB/s of the\n\
-         card. matrix: share of the cycles of vector instructions that matrix instructions have, which is the most of\n\
-         the matrix units' peak that the hot loop can reach.\n"
+         card. matrix: share of the cycles of vector instructions that matrix instructions have: the most of the matrix\n\
+         units' peak that the hot loop can reach, unless CDNA runs both kinds, of different waves, at once.\n"
     );
     for target in targets {
         if let Some(machine) = machine::of(target) {
