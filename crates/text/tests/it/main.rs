@@ -6,6 +6,7 @@ mod forged;
 mod jinja;
 mod options;
 mod released;
+mod token_kinds;
 mod tokenizer;
 mod tokenizer_golden;
 mod tokenizer_hostile;

@@ -4,13 +4,7 @@ use rocmforge_gguf::{Gguf, OwnedArray, TokenId, Writer};
 use rocmforge_text::tokenizer::{LeadingSpace, SpecialText, Tokenizer, TokenizerError};
 
 use crate::options::{ADDED, PARSED, PLAIN, PROMPT};
-
-const NORMAL: i32 = 1;
-const UNKNOWN: i32 = 2;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
-const BYTE: i32 = 6;
+use crate::token_kinds::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED};
 
 const SCORES: &str = "tokenizer.ggml.scores";
 

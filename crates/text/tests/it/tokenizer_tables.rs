@@ -6,13 +6,7 @@ use rocmforge_text::tokenizer::{
 };
 
 use crate::options::{PARSED, PLAIN, PROMPT};
-
-const NORMAL: i32 = 1;
-const UNKNOWN: i32 = 2;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
-const BYTE: i32 = 6;
+use crate::token_kinds::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED};
 
 /// Creates a file that has only a vocabulary, of the given tokenizer model.
 fn file(model: &str, tokens: &[(&str, i32)]) -> Writer<'static> {
