@@ -52,4 +52,4 @@ template <typename Tile, typename T> DEV void multiply_all(const ArithmeticParam
 }
 
 KERNEL(multiply_i8, ArithmeticParams, THREADS) { multiply_all<mma::I8<32>, i32>(p); }
-KERNEL(multiply_f16, ArithmeticParams, THREADS) { multiply_all<mma::F16, float>(p); }
+KERNEL(multiply_f16, ArithmeticParams, THREADS) { multiply_all<mma::F16<16>, float>(p); }

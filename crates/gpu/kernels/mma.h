@@ -1,9 +1,9 @@
 // One interface for the tiles of all matrix units: one wave computes C[16, 16] += A[16, K] B[16, K]^T.
 //
-//     mma::I8<32>   int8 x int8 -> i32, K = 16 or 32          mma::F16   f16 x f16 -> f32, K = 16
+//     mma::I8<32>   int8 x int8 -> i32, K = 16 or 32          mma::F16<16>   f16 x f16 -> f32, K = 8 or 16
 //
 //     Tile::A a = Tile::load_a(p, stride);    // 16 rows of K values in shared memory, `stride` BYTES apart
-//     Tile::B b = Tile::load_b(p, stride);    // F16 also: load_b_transposed, from K rows of 16 columns
+//     Tile::B b = Tile::load_b(p, stride);    // F16<16> also: load_b_transposed, from K rows of 16 columns
 //     Tile::Acc c = Tile::zero();             // ELEMENTS = 256 / WARP_SIZE of the 256 values
 //     Tile::mac(c, a, b);                     // a wave operation
 //
@@ -24,9 +24,9 @@
 // guide, 7.1). 64 lanes. A, B lane: row or column r, k of its quarter h: 8h + 0..7, or 4h + 0..3. C element e: row 4h +
 // e, column r. gfx906 has none: dot product instructions with the same C.
 //
-// NVIDIA: mma.sync.m16n8k32 and m16n8k16 .s8, m16n8k16 .f16 (PTX ISA, 9.7.14). With g = lane / 4, q = lane % 4 and
+// NVIDIA: mma.sync.m16n8k32 and m16n8k16 .s8, m16n8k16 and m16n8k8 .f16 (PTX ISA, 9.7.14). With g = lane / 4, q = lane % 4 and
 // words of 4 bytes: A: rows g, g + 8 at words q, then the same at words q + 4. B: column g, words q and q + 4. C: rows
-// g, g, g + 8, g + 8 at columns 2q, 2q + 1 twice. Two instructions for 16 columns. (s8 with K = 16: words q only.)
+// g, g, g + 8, g + 8 at columns 2q, 2q + 1 twice. Two instructions for 16 columns. (Half of K: words q only.)
 //
 // GFX10: none, dot product instructions. Lane: 4 rows 4 (lane / 8) + 0..3 by 2 columns lane % 8 + 0, 8.
 #pragma once
@@ -181,6 +181,11 @@ DEV void mma_f16(float* c, Words<4> a, u32 b0, u32 b1) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b0), "r"(b1));
 }
+DEV void mma_f16(float* c, Words<2> a, u32 b0) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.v[0]), "r"(a.v[1]), "r"(b0));
+}
 #else
 DEV void mma_s8(i32* c, Words<4> a, u32 b0, u32 b1) {
     u32 b[2] = {b0, b1};
@@ -191,6 +196,7 @@ DEV void mma_f16(float* c, Words<4> a, u32 b0, u32 b1) {
     u32 b[2] = {b0, b1};
     host::mma_m16n8<f16, 2>(c, a.v, b);
 }
+DEV void mma_f16(float* c, Words<2> a, u32 b0) { host::mma_m16n8<f16, 1>(c, a.v, &b0); }
 #endif
 
 template <u32 K> struct I8 {
@@ -217,16 +223,19 @@ template <u32 K> struct I8 {
     DEV_MEMBER static Acc zero() { return Acc{}; }
 };
 
-struct F16 {
-    using A = Words<4>;
-    using B = Words<4>;
+template <u32 K> struct F16 {
+    using A = Words<K / 4>;
+    using B = Words<K / 4>;
     using Acc = Accumulator<float>;
-    DEV_MEMBER static A load_a(const void* p, u32 stride) { return load_rows<4>(p, stride); }
-    DEV_MEMBER static B load_b(const void* p, u32 stride) { return load_rows<4>(p, stride); }
+    DEV_MEMBER static A load_a(const void* p, u32 stride) { return load_rows<K / 4>(p, stride); }
+    DEV_MEMBER static B load_b(const void* p, u32 stride) { return load_rows<K / 4>(p, stride); }
     DEV_MEMBER static B load_b_transposed(const void* p, u32 stride) { return load_columns(p, stride); }
     DEV_MEMBER static void mac(Acc& c, const A& a, const B& b) {
 #pragma unroll
-        for (u32 n = 0; n < 2; n++) mma_f16(c.v + 4 * n, a, b.v[n], b.v[2 + n]);
+        for (u32 n = 0; n < 2; n++) {
+            if constexpr (K == 16) mma_f16(c.v + 4 * n, a, b.v[n], b.v[2 + n]);
+            else mma_f16(c.v + 4 * n, a, b.v[n]);
+        }
     }
     DEV_MEMBER static Acc zero() { return Acc{}; }
 };
@@ -324,6 +333,15 @@ DEV void multiply(Accumulator<float>& c, Words<2> a, Words<2> b) {
 }
 #endif
 
+#if !defined(MMA_DOT) && !defined(GPU_HOST)
+// Half of an instruction's values of k: the others are zeros.
+DEV void multiply(Accumulator<float>& c, Words<PART_WORDS<16>> a, Words<PART_WORDS<16>> b) {
+    Words<PART_WORDS<32>> x = {}, y = {};
+    for (u32 w = 0; w < PART_WORDS<16>; w++) x.v[w] = a.v[w], y.v[w] = b.v[w];
+    multiply(c, x, y);
+}
+#endif
+
 // Words of an operand per instruction.
 template <typename T, u32 BYTES> constexpr u32 STEP_WORDS = PART_WORDS<BYTES>;
 #if defined(GPU_GFX11) || defined(GPU_GFX12)
@@ -384,15 +402,17 @@ template <u32 K> struct I8 : Tile<i32, K> {
     DEV_MEMBER static float value(i32 started) { return (float)started; }
 };
 
-struct F16 : Tile<float, 32> {
-    DEV_MEMBER static B load_b_transposed(const void* p, u32 stride) {
-        B b;
+template <u32 K> struct F16 : Tile<float, 2 * K> {
+    static_assert(K == 8 || K == 16, "as the instructions, or half");
+    using Base = Tile<float, 2 * K>;
+    DEV_MEMBER static typename Base::B load_b_transposed(const void* p, u32 stride) {
+        typename Base::B b;
 #pragma unroll
         for (u32 i = 0; i < B_ROWS; i++)
 #pragma unroll
-            for (u32 w = 0; w < N; w++) {
-                const u8* at = (const u8*)p + 2 * (k_word() + w) * stride + 2 * operand_row_b(i);
-                b.v[N * i + w] = *(const u16*)at | (u32)(*(const u16*)(at + stride)) << 16;
+            for (u32 w = 0; w < Base::N; w++) {
+                const u8* at = (const u8*)p + 2 * (Base::k_word() + w) * stride + 2 * operand_row_b(i);
+                b.v[Base::N * i + w] = *(const u16*)at | (u32)(*(const u16*)(at + stride)) << 16;
             }
         return b;
     }

@@ -33,15 +33,16 @@ template <typename Tile, u32 ROW_BYTES, typename T> DEV void tile(const TilePara
 
 KERNEL(tile_i8_16, TileParams, THREADS) { tile<mma::I8<16>, 16>(p, (i32*)nullptr); }
 KERNEL(tile_i8_32, TileParams, THREADS) { tile<mma::I8<32>, 32>(p, (i32*)nullptr); }
-KERNEL(tile_f16, TileParams, THREADS) { tile<mma::F16, 32>(p, (float*)nullptr); }
+KERNEL(tile_f16_8, TileParams, THREADS) { tile<mma::F16<8>, 16>(p, (float*)nullptr); }
+KERNEL(tile_f16, TileParams, THREADS) { tile<mma::F16<16>, 32>(p, (float*)nullptr); }
 KERNEL(tile_f16_transposed, TileParams, THREADS) {
     SHARED(u8, a, 16 * STRIDE);
     SHARED(u8, b, 16 * STRIDE);
     copy_rows<32, 16>(a, p.a);
     copy_rows<32, 16>(b, p.b);
     barrier();
-    mma::F16::Acc c = mma::F16::zero();
-    mma::F16::mac(c, mma::F16::load_a(a, STRIDE), mma::F16::load_b_transposed(b, STRIDE));
+    mma::F16<16>::Acc c = mma::F16<16>::zero();
+    mma::F16<16>::mac(c, mma::F16<16>::load_a(a, STRIDE), mma::F16<16>::load_b_transposed(b, STRIDE));
     for (u32 e = 0; e < mma::ELEMENTS; e++) ((float*)p.c)[mma::row(e) * 16 + mma::col(e)] = c.v[e];
 }
 

@@ -162,7 +162,7 @@ struct PrefillJob {
 using KeyPiece = kv::Piece<KeyType>;
 using ValuePiece = kv::Piece<ValueType>;
 using mma::ELEMENTS;
-using Tile = mma::F16;
+using Tile = mma::F16<16>;
 
 // Which queries a lane has in an accumulator of scores or outputs, and which lanes share a query.
 #if defined(GPU_NVIDIA) || defined(MMA_DOT)

@@ -407,10 +407,17 @@ struct NVFP4 : Codes32 {
     DEV_MEMBER float scale(u32, u32 h) const { return e4m3_half(scales >> 8 * h & 255); }
 };
 
-// Super-blocks of 256 values: eight chunks share a header.
-struct CodesK : Codes32 {
+// Super-blocks of 256 values. The scales of their groups are integers, `level(at, h)` from -128 to 127, times unit();
+// minimums are minimum_level(at, h), from 0 to 63, times minimum_unit(). Eight chunks share a header.
+template <typename Format> struct CodesK : Codes32 {
     static constexpr u32 LEN = 256;
     static constexpr u32 ACT_BLOCK = 256;
+    DEV_MEMBER const Format& self() const { return *(const Format*)this; }
+    DEV_MEMBER float scale(u32 at, u32 h) const { return mul_rounded(self().unit(), (float)self().level(at, h)); }
+    DEV_MEMBER float minimum(u32 at, u32 h) const {
+        if constexpr (Format::HAS_MIN) return mul_rounded(self().minimum_unit(), (float)self().minimum_level(at, h));
+        else return 0.0f;
+    }
 };
 
 // The header of Q4_K and Q5_K: d and dmin, then three words with one nibble per chunk: the lower four bits of the
@@ -429,17 +436,15 @@ struct HeaderK4 {
         }
         return {{{unaligned<u32>(b), scales, minimums, upper}}};
     }
-    DEV_MEMBER float scale(u32 at) const {
-        u32 sc = (v[1] >> 4 * at & 15) | (v[3] >> 4 * at & 3) << 4;
-        return mul_rounded(h2f((u16)v[0]), (float)(i32)sc);
-    }
-    DEV_MEMBER float minimum(u32 at) const {
-        u32 m = (v[2] >> 4 * at & 15) | (v[3] >> (4 * at + 2) & 3) << 4;
-        return mul_rounded(h2f((u16)(v[0] >> 16)), (float)(i32)m);
+    DEV_MEMBER float unit() const { return h2f((u16)v[0]); }
+    DEV_MEMBER float minimum_unit() const { return h2f((u16)(v[0] >> 16)); }
+    DEV_MEMBER i32 level(u32 at) const { return (i32)((v[1] >> 4 * at & 15) | (v[3] >> 4 * at & 3) << 4); }
+    DEV_MEMBER i32 minimum_level(u32 at) const {
+        return (i32)((v[2] >> 4 * at & 15) | (v[3] >> (4 * at + 2) & 3) << 4);
     }
 };
 
-struct Q4_K : CodesK {
+struct Q4_K : CodesK<Q4_K> {
     static constexpr u32 FILE_BYTES = 144, N_PLANES = 2;
     static constexpr Plane PLANES[] = {{32, 16}, {256, 16}};
     static constexpr bool HAS_MIN = true, NIBBLES = true;
@@ -453,11 +458,13 @@ struct Q4_K : CodesK {
         return c;
     }
     DEV_MEMBER void codes(u32* q) const { take_nibbles(low, q); }
-    DEV_MEMBER float scale(u32 at, u32) const { return header.scale(at); }
-    DEV_MEMBER float minimum(u32 at, u32) const { return header.minimum(at); }
+    DEV_MEMBER float unit() const { return header.unit(); }
+    DEV_MEMBER float minimum_unit() const { return header.minimum_unit(); }
+    DEV_MEMBER i32 level(u32 at, u32) const { return header.level(at); }
+    DEV_MEMBER i32 minimum_level(u32 at, u32) const { return header.minimum_level(at); }
 };
 
-struct Q5_K : CodesK {
+struct Q5_K : CodesK<Q5_K> {
     static constexpr u32 FILE_BYTES = 176, N_PLANES = 3;
     static constexpr Plane PLANES[] = {{32, 16}, {32, 4}, {256, 16}};
     static constexpr bool HAS_MIN = true;
@@ -479,11 +486,13 @@ struct Q5_K : CodesK {
 #pragma unroll
         for (u32 w = 0; w < 8; w++) q[w] |= one_bit(high, w, 4);
     }
-    DEV_MEMBER float scale(u32 at, u32) const { return header.scale(at); }
-    DEV_MEMBER float minimum(u32 at, u32) const { return header.minimum(at); }
+    DEV_MEMBER float unit() const { return header.unit(); }
+    DEV_MEMBER float minimum_unit() const { return header.minimum_unit(); }
+    DEV_MEMBER i32 level(u32 at, u32) const { return header.level(at); }
+    DEV_MEMBER i32 minimum_level(u32 at, u32) const { return header.minimum_level(at); }
 };
 
-struct Q2_K : CodesK {
+struct Q2_K : CodesK<Q2_K> {
     static constexpr u32 FILE_BYTES = 84, N_PLANES = 3;
     static constexpr Plane PLANES[] = {{32, 8}, {32, 2}, {256, 4}};
     static constexpr u32 GROUP = 16;
@@ -507,13 +516,13 @@ struct Q2_K : CodesK {
 #pragma unroll
         for (u32 w = 0; w < 8; w++) q[w] = two_bits(low, w, 0);
     }
-    DEV_MEMBER float scale(u32, u32 h) const { return mul_rounded(h2f((u16)dm), (float)(i32)(scales >> 8 * h & 15)); }
-    DEV_MEMBER float minimum(u32, u32 h) const {
-        return mul_rounded(h2f((u16)(dm >> 16)), (float)(i32)(scales >> (8 * h + 4) & 15));
-    }
+    DEV_MEMBER float unit() const { return h2f((u16)dm); }
+    DEV_MEMBER float minimum_unit() const { return h2f((u16)(dm >> 16)); }
+    DEV_MEMBER i32 level(u32, u32 h) const { return scales >> 8 * h & 15; }
+    DEV_MEMBER i32 minimum_level(u32, u32 h) const { return scales >> (8 * h + 4) & 15; }
 };
 
-struct Q3_K : CodesK {
+struct Q3_K : CodesK<Q3_K> {
     static constexpr u32 FILE_BYTES = 110, N_PLANES = 4;
     // The scales take one byte each instead of six bits.
     static constexpr Plane PLANES[] = {{32, 8}, {32, 4}, {32, 2}, {256, 2}};
@@ -545,10 +554,11 @@ struct Q3_K : CodesK {
 #pragma unroll
         for (u32 w = 0; w < 8; w++) q[w] = two_bits(low, w, 0) | one_bit(high, w, 2);
     }
-    DEV_MEMBER float scale(u32, u32 h) const { return mul_rounded(h2f(d), (float)(i8)(scales >> 8 * h)); }
+    DEV_MEMBER float unit() const { return h2f(d); }
+    DEV_MEMBER i32 level(u32, u32 h) const { return (i8)(scales >> 8 * h); }
 };
 
-struct Q6_K : CodesK {
+struct Q6_K : CodesK<Q6_K> {
     static constexpr u32 FILE_BYTES = 210, N_PLANES = 4;
     static constexpr Plane PLANES[] = {{32, 16}, {32, 8}, {32, 2}, {256, 2}};
     static constexpr u32 GROUP = 16;
@@ -573,10 +583,11 @@ struct Q6_K : CodesK {
 #pragma unroll
         for (u32 w = 0; w < 8; w++) q[w] |= two_bits(high, w, 4);
     }
-    DEV_MEMBER float scale(u32, u32 h) const { return mul_rounded(h2f(d), (float)(i8)(scales >> 8 * h)); }
+    DEV_MEMBER float unit() const { return h2f(d); }
+    DEV_MEMBER i32 level(u32, u32 h) const { return (i8)(scales >> 8 * h); }
 };
 
-struct IQ4_XS : CodesK {
+struct IQ4_XS : CodesK<IQ4_XS> {
     static constexpr u32 FILE_BYTES = 136, N_PLANES = 2;
     static constexpr Plane PLANES[] = {{32, 16}, {256, 8}};
     u32x4 low;
@@ -590,20 +601,16 @@ struct IQ4_XS : CodesK {
         return c;
     }
     DEV_MEMBER void codes(u32* q) const { take_looked_up(IQ4NL_VALUES, low, q); }
-    DEV_MEMBER float scale(u32 at, u32) const {
-        u32 six = (header[1] >> 4 * at & 15) | (header[0] >> (16 + 2 * at) & 3) << 4;
-        return mul_rounded(h2f((u16)header[0]), (float)((i32)six - 32));
+    DEV_MEMBER float unit() const { return h2f((u16)header[0]); }
+    DEV_MEMBER i32 level(u32 at, u32) const {
+        return (i32)((header[1] >> 4 * at & 15) | (header[0] >> (16 + 2 * at) & 3) << 4) - 32;
     }
 };
 
 // Indices into grids of 8 or 4 magnitudes (grids.h), and signs.
-struct CodesGrid : CodesK {
-    // d * scale / 2^LOG2, exact.
-    template <u32 LOG2> DEV_MEMBER static float scaled(u16 d, u32 scale) {
-        return mul_rounded(mul_rounded(h2f(d), 1.0f / (1 << LOG2)), (float)(i32)scale);
-    }
+template <typename Format> struct CodesGrid : CodesK<Format> {
     // 2 * nibble + 1, of nibble h of `scales`.
-    DEV_MEMBER static u32 odd(u32 scales, u32 h) { return 2 * (scales >> 4 * h & 15) + 1; }
+    DEV_MEMBER static i32 odd(u32 scales, u32 h) { return (i32)(2 * (scales >> 4 * h & 15) + 1); }
     // Negates the bytes of `magnitudes`, none of them zero, whose bit of the lowest four of `signs` is set.
     DEV_MEMBER static u32 negated(u32 magnitudes, u32 signs) {
         u32 one = (signs & 15) * 0x00204081u & 0x01010101u, mask = (one << 8) - one;
@@ -616,7 +623,7 @@ struct CodesGrid : CodesK {
     }
 };
 
-struct IQ2_XXS : CodesGrid {
+struct IQ2_XXS : CodesGrid<IQ2_XXS> {
     static constexpr u32 FILE_BYTES = 66, N_PLANES = 2;
     static constexpr Plane PLANES[] = {{32, 8}, {256, 2}};
     // Four indices; four times seven signs, and the scale.
@@ -637,10 +644,11 @@ struct IQ2_XXS : CodesGrid {
             to[2 * k] = negated(eight[0], signs), to[2 * k + 1] = negated(eight[1], signs >> 4);
         }
     }
-    DEV_MEMBER float scale(u32, u32) const { return scaled<3>(d, odd(q[1], 7)); }
+    DEV_MEMBER float unit() const { return mul_rounded(h2f(d), 0.125f); }
+    DEV_MEMBER i32 level(u32, u32) const { return odd(q[1], 7); }
 };
 
-struct IQ2_XS : CodesGrid {
+struct IQ2_XS : CodesGrid<IQ2_XS> {
     static constexpr u32 FILE_BYTES = 74, N_PLANES = 3;
     static constexpr Plane PLANES[] = {{32, 8}, {32, 1}, {256, 2}};
     static constexpr u32 GROUP = 16;
@@ -667,10 +675,11 @@ struct IQ2_XS : CodesGrid {
             to[2 * k] = negated(eight[0], signs), to[2 * k + 1] = negated(eight[1], signs >> 4);
         }
     }
-    DEV_MEMBER float scale(u32, u32 h) const { return scaled<3>(d, odd(scales, h)); }
+    DEV_MEMBER float unit() const { return mul_rounded(h2f(d), 0.125f); }
+    DEV_MEMBER i32 level(u32, u32 h) const { return odd(scales, h); }
 };
 
-struct IQ2_S : CodesGrid {
+struct IQ2_S : CodesGrid<IQ2_S> {
     static constexpr u32 FILE_BYTES = 82, N_PLANES = 3;
     static constexpr Plane PLANES[] = {{32, 8}, {32, 2}, {256, 2}};
     static constexpr u32 GROUP = 16;
@@ -697,10 +706,11 @@ struct IQ2_S : CodesGrid {
             to[2 * k] = negated(eight[0], signs), to[2 * k + 1] = negated(eight[1], signs >> 4);
         }
     }
-    DEV_MEMBER float scale(u32, u32 h) const { return scaled<3>(d, odd(more, 2 + h)); }
+    DEV_MEMBER float unit() const { return mul_rounded(h2f(d), 0.125f); }
+    DEV_MEMBER i32 level(u32, u32 h) const { return odd(more, 2 + h); }
 };
 
-struct IQ3_XXS : CodesGrid {
+struct IQ3_XXS : CodesGrid<IQ3_XXS> {
     static constexpr u32 FILE_BYTES = 98, N_PLANES = 3;
     static constexpr Plane PLANES[] = {{32, 8}, {32, 4}, {256, 2}};
     u32x2 q;
@@ -724,10 +734,11 @@ struct IQ3_XXS : CodesGrid {
             to[w] = negated(four, even_signs(more >> 7 * (w / 2)) >> 4 * (w % 2));
         }
     }
-    DEV_MEMBER float scale(u32, u32) const { return scaled<2>(d, odd(more, 7)); }
+    DEV_MEMBER float unit() const { return mul_rounded(h2f(d), 0.25f); }
+    DEV_MEMBER i32 level(u32, u32) const { return odd(more, 7); }
 };
 
-struct IQ3_S : CodesGrid {
+struct IQ3_S : CodesGrid<IQ3_S> {
     static constexpr u32 FILE_BYTES = 110, N_PLANES = 4;
     static constexpr Plane PLANES[] = {{32, 8}, {32, 4}, {32, 1}, {256, 8}};
     // Lower eight bits of the indices.
@@ -755,11 +766,12 @@ struct IQ3_S : CodesGrid {
             to[w] = negated(four, signs >> 4 * w);
         }
     }
-    DEV_MEMBER float scale(u32 at, u32) const { return scaled<0>((u16)header[1], odd(header[0], at)); }
+    DEV_MEMBER float unit() const { return h2f((u16)header[1]); }
+    DEV_MEMBER i32 level(u32 at, u32) const { return odd(header[0], at); }
 };
 
 // Codes of IQ1 are eight times -1, 0 or 1, one more or less, and 9, so that they are not negative.
-struct CodesTernary : CodesGrid {
+template <typename Format> struct CodesTernary : CodesGrid<Format> {
     static constexpr i32 OFFSET = 9;
     template <typename Lazy> DEV_MEMBER static void take_moved(u32 index, u32 down, u32* to) {
         u32 digits = grid::IQ1_S<Lazy>.v[index], move = down ? 0u : 0x02020202u;
@@ -767,7 +779,7 @@ struct CodesTernary : CodesGrid {
     }
 };
 
-struct IQ1_S : CodesTernary {
+struct IQ1_S : CodesTernary<IQ1_S> {
     static constexpr u32 FILE_BYTES = 50, N_PLANES = 3;
     static constexpr Plane PLANES[] = {{32, 4}, {32, 2}, {256, 2}};
     // Lower eight bits of four indices.
@@ -790,10 +802,11 @@ struct IQ1_S : CodesTernary {
         for (u32 k = 0; k < 4; k++)
             take_moved<Lazy>((q >> 8 * k & 255) | ((u32)high >> 3 * k & 7) << 8, high >> 15, to + 2 * k);
     }
-    DEV_MEMBER float scale(u32, u32) const { return scaled<3>(d, 2 * ((u32)high >> 12 & 7) + 1); }
+    DEV_MEMBER float unit() const { return mul_rounded(h2f(d), 0.125f); }
+    DEV_MEMBER i32 level(u32, u32) const { return 2 * (high >> 12 & 7) + 1; }
 };
 
-struct IQ1_M : CodesTernary {
+struct IQ1_M : CodesTernary<IQ1_M> {
     static constexpr u32 FILE_BYTES = 56, N_PLANES = 3;
     static constexpr Plane PLANES[] = {{32, 4}, {32, 2}, {256, 8}};
     static constexpr u32 GROUP = 16;
@@ -820,16 +833,21 @@ struct IQ1_M : CodesTernary {
             take_moved<Lazy>((q >> 8 * k & 255) | (four & 7) << 8, four & 8, to + 2 * k);
         }
     }
-    DEV_MEMBER float scale(u32 at, u32 h) const {
-        u32 d = (scales[0] >> 12 & 15) | (scales[0] >> 24 & 0xf0) | (scales[1] >> 4 & 0xf00) | (scales[1] >> 16 & 0xf000);
-        u32 words = at < 4 ? scales[0] : scales[1];
+    DEV_MEMBER float unit() const {
+        u32 d =
+            (scales[0] >> 12 & 15) | (scales[0] >> 24 & 0xf0) | (scales[1] >> 4 & 0xf00) | (scales[1] >> 16 & 0xf000);
+        return mul_rounded(h2f((u16)d), 0.125f);
+    }
+    DEV_MEMBER i32 level(u32 at, u32 h) const {
+        // A shift: of two words, clang would select the address, and keep them in scratch memory.
+        u32 words = (u32)(((u64)scales[1] << 32 | scales[0]) >> at / 4 * 32);
         u32 three = words >> (16 * (at / 2 % 2) + 6 * (at % 2) + 3 * h) & 7;
-        return scaled<3>((u16)d, 2 * three + 1);
+        return (i32)(2 * three + 1);
     }
 };
 
 // Ternary codes of a super-block with one scale.
-struct Ternary : CodesK {
+template <typename Format> struct Ternary : CodesK<Format> {
     static constexpr u32 N_PLANES = 2;
     static constexpr Plane PLANES[] = {{32, 8}, {256, 2}};
     static constexpr i32 OFFSET = 1;
@@ -840,10 +858,11 @@ struct Ternary : CodesK {
 #pragma unroll
         for (u32 w = 0; w < 8; w++) q[w] = two_bits(low, w, 0);
     }
-    DEV_MEMBER float scale(u32, u32) const { return h2f(d); }
+    DEV_MEMBER float unit() const { return h2f(d); }
+    DEV_MEMBER i32 level(u32, u32) const { return 1; }
 };
 
-struct TQ2_0 : Ternary {
+struct TQ2_0 : Ternary<TQ2_0> {
     static constexpr u32 FILE_BYTES = 66;
     DEV_MEMBER static TQ2_0 from_file(const u8* b, u32 at) {
         TQ2_0 c;
@@ -854,7 +873,7 @@ struct TQ2_0 : Ternary {
 };
 
 // In planes, digits take two bits each.
-struct TQ1_0 : Ternary {
+struct TQ1_0 : Ternary<TQ1_0> {
     static constexpr u32 FILE_BYTES = 54;
     DEV_MEMBER static TQ1_0 from_file(const u8* b, u32 at) {
         TQ1_0 c;

@@ -37,7 +37,7 @@ template <typename F, u32 MT, u32 NT, u32 WM, u32 WN> struct Split {
     static constexpr u32 SHARERS = THREADS / TM, VALUES = K / SHARERS;
     static_assert(TN * K / 8 == THREADS && VALUES % 4 == 0, "a chunk of weights for each thread");
     static constexpr bool SCALED = WEIGHTS_SCALED<F>;
-    using Units = mma::F16;
+    using Units = mma::F16<16>;
 
     static constexpr u32 ROWS = TM, OUTS = TN, ELEMENTS = MT * NT * E;
     static constexpr u32 SHARED = (2 * TM + TN) * STRIDE + (TM + TN) * sizeof(float);

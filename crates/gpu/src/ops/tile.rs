@@ -15,6 +15,8 @@ pub enum Tile {
     I8K32,
     /// As `I8K32`, through sums that convert to floats cheaply.
     I8K32Float,
+    /// f16, k = 8, f32 sums.
+    F16K8,
     /// f16, k = 16, f32 sums.
     F16,
     /// As `F16`, with b as `[k, 16]`.
@@ -25,7 +27,7 @@ impl Tile {
     /// Bytes of each operand.
     pub const fn operand_bytes(self) -> usize {
         match self {
-            Tile::I8K16 => 256,
+            Tile::I8K16 | Tile::F16K8 => 256,
             _ => 512,
         }
     }
@@ -35,6 +37,7 @@ impl Tile {
             Tile::I8K16 => &kernels.tile_i8_16,
             Tile::I8K32 => &kernels.tile_i8_32,
             Tile::I8K32Float => &kernels.tile_i8_started,
+            Tile::F16K8 => &kernels.tile_f16_8,
             Tile::F16 => &kernels.tile_f16,
             Tile::F16Transposed => &kernels.tile_f16_transposed,
         }
@@ -58,6 +61,7 @@ kernels! {
         tile_i8_16: TileParams,
         tile_i8_32: TileParams,
         tile_i8_started: TileParams,
+        tile_f16_8: TileParams,
         tile_f16: TileParams,
         tile_f16_transposed: TileParams,
     }

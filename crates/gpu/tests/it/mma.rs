@@ -6,10 +6,11 @@ use half::f16;
 use rocmforge_gpu::Gpu;
 use rocmforge_gpu::ops::{Tile, multiply_tiles};
 
-const TILES: [Tile; 5] = [
+const TILES: [Tile; 6] = [
     Tile::I8K16,
     Tile::I8K32,
     Tile::I8K32Float,
+    Tile::F16K8,
     Tile::F16,
     Tile::F16Transposed,
 ];
