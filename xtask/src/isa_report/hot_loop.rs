@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use super::blocks::{Block, Loop};
 use super::code::Instruction;
 use super::machine::Machine;
+use super::trips::trips;
 
-/// Instruction counts of one pass over all blocks of a loop, or of the whole kernel if no loop loads.
+/// Instruction counts of one turn of a loop, all its blocks, or of the whole kernel if no loop loads.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Counts {
     /// Bytes loaded per lane from global memory.
@@ -23,7 +24,7 @@ pub(crate) struct Counts {
     /// SIMD cycles of the vector instructions, and of the matrix instructions among them.
     vector_cycles: f64,
     matrix_cycles: f64,
-    /// Whether it contains a loop, which may run more than once.
+    /// Whether it contains a loop of which the code does not say how often it runs: it is counted once.
     pub(crate) has_inner: bool,
 }
 
@@ -70,20 +71,34 @@ pub(crate) fn find(
     loops: &[Loop],
     machine: &Machine,
 ) -> Counts {
-    let count = |numbers: &mut dyn Iterator<Item = usize>| {
+    // Blocks, and how often each runs.
+    let count = |blocks_run: &mut dyn Iterator<Item = (usize, u64)>| {
         let mut counts = Counts::default();
-        for number in numbers {
+        for (number, times) in blocks_run {
             let range = blocks[number].range.clone();
-            code[range].iter().for_each(|i| counts.add(i, machine));
+            code[range]
+                .iter()
+                .for_each(|i| counts.add(i, times, machine));
         }
         counts
     };
     let is_inside = |inner: &Loop, outer: &Loop| {
         inner.blocks.len() < outer.blocks.len() && inner.blocks.is_subset(&outer.blocks)
     };
+    let turns: Vec<Option<u64>> = loops.iter().map(|l| trips(code, blocks, l)).collect();
     let all_of = |of: &Loop| {
-        let mut counts = count(&mut of.blocks.iter().copied());
-        counts.has_inner = loops.iter().any(|inner| is_inside(inner, of));
+        let inner = || {
+            loops
+                .iter()
+                .zip(&turns)
+                .filter(|(inner, _)| is_inside(inner, of))
+        };
+        let times = |block: usize| {
+            let around = inner().filter(|(inner, _)| inner.blocks.contains(&block));
+            around.filter_map(|(_, turns)| *turns).product()
+        };
+        let mut counts = count(&mut of.blocks.iter().map(|&block| (block, times(block))));
+        counts.has_inner = inner().any(|(_, turns)| turns.is_none());
         counts
     };
     // Scored by the work outside its inner loops: a dot product counts as the four bytes it reads, a matrix instruction
@@ -93,7 +108,8 @@ pub(crate) fn find(
             let inner = loops.iter().filter(|inner| is_inside(inner, of));
             inner.into_iter().any(|inner| inner.blocks.contains(block))
         };
-        let own = count(&mut of.blocks.iter().copied().filter(|block| !within(block)));
+        let own = { of.blocks.iter() }.filter(|block| !within(block));
+        let own = count(&mut own.map(|&block| (block, 1)));
         own.dots * 4 + own.matrix * 64 + own.loaded_bytes
     };
     let hottest = loops
@@ -102,7 +118,7 @@ pub(crate) fn find(
         .filter(|(score, _)| *score > 0)
         .max_by_key(|(score, _)| *score);
     let Some((_, hottest)) = hottest else {
-        let mut all = count(&mut (0..blocks.len()));
+        let mut all = count(&mut (0..blocks.len()).map(|block| (block, 1)));
         all.has_inner = !loops.is_empty();
         return all;
     };
@@ -115,32 +131,32 @@ pub(crate) fn find(
 }
 
 impl Counts {
-    fn add(&mut self, instruction: &Instruction, machine: &Machine) {
+    fn add(&mut self, instruction: &Instruction, times: u64, machine: &Machine) {
         let name = instruction.mnemonic.as_str();
-        let loaded = instruction.loaded_bytes().unwrap_or(0);
+        let loaded = times * instruction.loaded_bytes().unwrap_or(0);
         self.loaded_bytes += loaded;
         self.streamed_bytes += u64::from(instruction.is_streamed()) * loaded;
-        self.dots += u64::from(instruction.is_dot());
-        self.matrix += u64::from(instruction.is_matrix());
+        self.dots += times * u64::from(instruction.is_dot());
+        self.matrix += times * u64::from(instruction.is_matrix());
         if name.starts_with("v_") {
-            self.vector += 1;
-            let cycles = machine.vector_cycles(name);
+            self.vector += times;
+            let cycles = times as f64 * machine.vector_cycles(name);
             self.vector_cycles += cycles;
             if instruction.is_matrix() {
                 self.matrix_cycles += cycles;
             }
         } else if name.starts_with("ds_") {
-            self.shared += 1;
+            self.shared += times;
         } else if ["global_", "flat_", "buffer_", "scratch_"]
             .iter()
             .any(|prefix| name.starts_with(prefix))
         {
-            self.memory += 1;
+            self.memory += times;
         } else if !["s_wait", "s_nop", "s_delay", "s_clause"]
             .iter()
             .any(|prefix| name.starts_with(prefix))
         {
-            self.scalar += 1;
+            self.scalar += times;
         }
     }
 }
@@ -162,7 +178,7 @@ pub(crate) fn load_widths(code: &[Instruction], blocks: &[Block]) -> BTreeMap<u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa_report::{code, machine};
+    use crate::isa_report::{blocks, code, machine};
 
     /// A matrix instruction of 8 cycles beside 8 of one cycle each, and other kinds, which are issued beside them.
     #[test]
@@ -174,11 +190,42 @@ mod tests {
         let counts = |text: &str| {
             let mut counts = Counts::default();
             for instruction in &code::parse(text)[0].instructions {
-                counts.add(instruction, machine::of("gfx1201").unwrap());
+                counts.add(instruction, 1, machine::of("gfx1201").unwrap());
             }
             counts
         };
         assert_eq!(counts(&with_matrix).matrix_share(), Some(0.5));
         assert_eq!(counts(&text).matrix_share(), None);
+    }
+
+    #[test]
+    fn inner_loops_count_as_often_as_they_run() {
+        let counts = |step: &str| {
+            let code = code::code_of(&[
+                "s_mov_b32 s0, 0",
+                "global_load_b128 v[0:3], v[4:5], off",
+                "s_mov_b32 s1, 0",
+                "v_wmma_i32_16x16x16_iu8 v[8:15], v[0:1], v[2:3], 0",
+                step,
+                "s_cmp_lg_u32 s1, 4",
+                "s_cbranch_scc1 @3",
+                "s_cmp_lg_u32 s0, s2",
+                "s_cbranch_scc1 @1",
+                "s_endpgm",
+            ]);
+            let blocks = blocks::blocks(&code).unwrap();
+            let machine = machine::of("gfx1201").unwrap();
+            find(&code, &blocks, &blocks::loops(&blocks), machine)
+        };
+        let known = counts("s_add_co_i32 s1, s1, 1");
+        assert_eq!(
+            (known.matrix, known.loaded_bytes, known.has_inner),
+            (4, 16, false)
+        );
+        let unknown = counts("s_add_co_i32 s1, s1, s3");
+        assert_eq!(
+            (unknown.matrix, unknown.loaded_bytes, unknown.has_inner),
+            (1, 16, true)
+        );
     }
 }

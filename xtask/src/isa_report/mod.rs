@@ -22,6 +22,7 @@ mod scalar;
 #[cfg(test)]
 mod tests;
 mod tools;
+mod trips;
 mod waits;
 
 use std::collections::BTreeMap;
@@ -269,13 +270,14 @@ fn examine(image: &Parts) -> Result<Vec<Report>> {
 
 fn print(reports: &[Report], targets: &[String]) {
     println!(
-        "waves: occupancy of a SIMD, limited by registers and static shared memory. loads: instructions by bytes per\n\
-         lane. hot loop, both sides of each branch: bytes loaded per lane, bytes of weights, vector instructions, dot\n\
-         products, matrix instructions (~: an inner loop is counted once). dot/B: dot and matrix instructions per byte\n\
-         of weights, or per byte if no loads are marked as streamed. issue: estimated GB/s of these bytes if the hot\n\
-         loop were limited by instruction issue only; bytes shared by lanes count for each lane. memory: GB/s of the\n\
-         card. matrix: share of the cycles of vector instructions that matrix instructions have: the most of the matrix\n\
-         units' peak that the hot loop can reach, unless CDNA runs both kinds, of different waves, at once.\n"
+        "waves: occupancy of a SIMD, limited by registers and static shared memory. loads: instructions by bytes\n\
+         per lane. hot loop, both sides of each branch: bytes loaded per lane, bytes of weights, vector\n\
+         instructions, dot products, matrix instructions (~: a loop in it, of unknown turns, is counted once).\n\
+         dot/B: dot and matrix instructions per byte of weights, or per byte if no loads are marked as streamed.\n\
+         issue: estimated GB/s of these bytes if the hot loop were limited by instruction issue only; bytes\n\
+         shared by lanes count for each lane. memory: GB/s of the card. matrix: share of the cycles of vector\n\
+         instructions that matrix instructions have: the most of the matrix units' peak that the hot loop can\n\
+         reach, unless CDNA runs both kinds, of different waves, at once.\n"
     );
     for target in targets {
         if let Some(machine) = machine::of(target) {
