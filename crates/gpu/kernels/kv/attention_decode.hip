@@ -21,8 +21,8 @@
 // combine: one block of 128 threads per (head, row) merges the splits in order. Shared memory: 2.6 KB.
 //
 // generic: any k_dim and v_dim, values in memory of their own or in the keys; one block of 128 threads per (head, row).
-// Shared memory: (TILE + k_dim + v_dim) * 4 bytes. Slow. The only kernel of this file that knows positions after a row's
-// own, and biases of distance.
+// Threads past the width of values share the positions of a tile. Shared memory: (2 TILE + k_dim + max(v_dim, 128)) * 4
+// bytes. Slow. The only kernel of this file that knows positions after a row's own, and biases of distance.
 #include "decode_lanes.h"
 #include "decode_latent.h"
 #if defined(GPU_NVIDIA)
@@ -63,7 +63,8 @@ DECODE_DIM(256)
 // Queries and sums of eight such heads do not fit into registers.
 constexpr u32 WIDE_ORDERS = Decode<512, 1>::ORDER | Decode<512, 2>::ORDER << 8 | Decode<512, 4>::ORDER << 16;
 EXPORT_U32(orders_512, WIDE_ORDERS)
-DECODE(512, 1) DECODE(512, 2) DECODE(512, 4)
+DECODE(512, 1)
+DECODE(512, 2) DECODE(512, 4)
 
 // Keys wider than values (MiMo 2): nor do eight of these.
 #define DECODE_192_128(HEADS)                                                                                          \
@@ -71,12 +72,13 @@ DECODE(512, 1) DECODE(512, 2) DECODE(512, 4)
         DecodeJob job;                                                                                                 \
         if (DecodeJob::of_block<HEADS>(p, job)) DecodeLanes<192, 128, HEADS>::run(p, job);                             \
     }
-constexpr u32 ORDERS_192_128 = DecodeLanes<192, 128, 1>::ORDER | DecodeLanes<192, 128, 2>::ORDER << 8 |
-                               DecodeLanes<192, 128, 4>::ORDER << 16;
+    constexpr u32 ORDERS_192_128 = DecodeLanes<192, 128, 1>::ORDER
+                                   | DecodeLanes<192, 128, 2>::ORDER << 8 | DecodeLanes<192, 128, 4>::ORDER << 16;
 EXPORT_U32(orders_192_128, ORDERS_192_128)
-DECODE_192_128(1) DECODE_192_128(2) DECODE_192_128(4)
+DECODE_192_128(1)
+DECODE_192_128(2) DECODE_192_128(4)
 
-KERNEL(decode_latent, DecodeParams, THREADS) {
+    KERNEL(decode_latent, DecodeParams, THREADS) {
     DYNAMIC_SHARED(float, memory);
     DecodeJob job;
     if (DecodeJob::of_block<DecodeLatent::QUERIES>(p, job)) DecodeLatent::run(p, job, memory);
@@ -98,6 +100,7 @@ KERNEL(combine, DecodeParams, THREADS) {
 KERNEL(generic, DecodeParams, THREADS) {
     constexpr u32 TILE = THREADS;
     SHARED(float, weights, TILE);
+    SHARED(u32, blocks, TILE);
     SHARED(float, part, N_WAVES);
     SHARED(float, part_of_sum, N_WAVES);
     DYNAMIC_SHARED(float, query);
@@ -113,14 +116,17 @@ KERNEL(generic, DecodeParams, THREADS) {
     for (u32 i = tid(); i < p.k_dim; i += THREADS) query[i] = q[i] * p.scores.query_factor(own);
     if constexpr (KeyType::ROTATES)
         if (p.k_hadamard() > 1) rotate_rows<THREADS>(1, p.k_dim, p.k_hadamard(), [&](u32) { return query; });
-    for (u32 i = tid(); i < p.v_dim; i += THREADS) acc[i] = 0.0f;
+    // Of as many parts of the positions, one after the other.
+    const u32 n_parts = max_of(THREADS / p.v_dim, 1u), n_sums = n_parts * p.v_dim;
+    for (u32 i = tid(); i < n_sums; i += THREADS) acc[i] = 0.0f;
     float greatest = UNSEEN, sum = 0.0f;
     for (u32 tile = first; tile <= last; tile += TILE) {
         barrier();
         u32 pos = tile + tid();
         float x = UNSEEN;
         if (pos <= last) {
-            u64 row_of_k = p.cache.slot(p.cache.block(seq, pos), kv_head, pos);
+            const u32 block = blocks[tid()] = p.cache.block(seq, pos);
+            u64 row_of_k = p.cache.slot(block, kv_head, pos);
             float dot = 0.0f;
             for (u32 i = 0; i < p.k_dim; i++) dot = fma(KeyType::one(p.cache.k, row_of_k, p.k_dim, i), query[i], dot);
             x = fma(bias, Scores::distance(own, pos), p.scores.exponent(dot));
@@ -132,18 +138,23 @@ KERNEL(generic, DecodeParams, THREADS) {
         sum = fma(sum, rescale, block_reduce<Sum, THREADS>(weight, part_of_sum));
         barrier();
         u32 n = min_of(TILE, last + 1 - tile);
-        for (u32 i = tid(); i < p.v_dim; i += THREADS) {
-            float total = acc[i] * rescale;
-            for (u32 j = 0; j < n; j++) {
-                u64 row_of_v = p.cache.slot(p.cache.block(seq, tile + j), kv_head, tile + j);
-                total = fma(ValueType::one(p.cache.v, row_of_v, p.v_row, i), weights[j], total);
+        for (u32 at = tid(); at < n_sums; at += THREADS) {
+            float total = acc[at] * rescale;
+            for (u32 j = at / p.v_dim; j < n; j += n_parts) {
+                u64 row_of_v = p.cache.slot(blocks[j], kv_head, tile + j);
+                total = fma(ValueType::one(p.cache.v, row_of_v, p.v_row, at % p.v_dim), weights[j], total);
             }
-            acc[i] = total;
+            acc[at] = total;
         }
     }
     sum += p.scores.sink_weight(head, greatest);
     float* out = p.out + ((u64)row * p.n_heads + head) * p.v_dim;
-    for (u32 i = tid(); i < p.v_dim; i += THREADS) out[i] = acc[i] / sum;
+    barrier();
+    for (u32 i = tid(); i < p.v_dim; i += THREADS) {
+        float total = acc[i];
+        for (u32 at = i + p.v_dim; at < n_sums; at += p.v_dim) total += acc[at];
+        out[i] = total / sum;
+    }
     if constexpr (ValueType::ROTATES)
         if (p.v_hadamard() > 1) rotate_rows<THREADS>(1, p.v_dim, p.v_hadamard(), [&](u32) { return out; });
 }

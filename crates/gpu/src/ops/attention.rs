@@ -781,7 +781,8 @@ impl Call<'_> {
 
     fn generic(&self) -> Result<(), GpuError> {
         let grid = [self.queries.n_heads as u32, self.step.n_rows() as u32, 1];
-        let shared_bytes = (self.kv.shape.k_dim + self.kv.shape.v_dim) * size_of::<f32>();
+        let n_sums = self.kv.shape.v_dim.max(THREADS as usize);
+        let shared_bytes = (self.kv.shape.k_dim + n_sums) * size_of::<f32>();
         let kernel = &self.kernels().generic;
         self.gpu.launch(
             kernel,
