@@ -3,7 +3,8 @@
 //
 // linear_inputs:     the convolution of x, silu, and its parts, queries, keys and values, those with a norm divided by the
 //                    root of their mean square, times its weights; beta = f(beta), decay = rate * softplus(decay).
-// linear_decode_*:   linear attention of one row per sequence, a norm of each head, times silu(gate).
+// linear_decode_*:   linear attention of one row per sequence, a norm of each head or the values times a factor added, times
+//                    silu(gate).
 //
 // The shapes are those of recurrent.hip. Sums are in f32, over a thread's values, then over the threads in a fixed order.
 #include "activation.h"
@@ -111,8 +112,9 @@ struct DecodeParams {
     const float* v;
     const float* decay;
     const float* beta;
-    // The weights of the norm, [v_dim].
+    // The weights of the norm, [v_dim], or the factors of values, [n_heads, v_dim]; the other is null.
     const float* norm;
+    const float* skip;
     const float* gate;
     float* states;
     float* out;
@@ -122,7 +124,7 @@ struct DecodeParams {
     LinearShape shape;
     float eps;
     u32 pad;
-    FIELDS(q, k, v, decay, beta, norm, gate, states, out, seqs, places, kept, shape, eps, pad)
+    FIELDS(q, k, v, decay, beta, norm, skip, gate, states, out, seqs, places, kept, shape, eps, pad)
 };
 
 template <u32 LANES> DEV void linear_decode(const DecodeParams& p) {
@@ -163,6 +165,10 @@ template <u32 LANES> DEV void linear_decode(const DecodeParams& p) {
     for (; n_done < place.n_kept; n_done++) keep(p.kept[place.first_kept + n_done].slot);
 
     const bool writes = has_value && state.part == 0;
+    if (p.skip) {
+        if (writes) p.out[at] = fma(p.skip[head * shape.v_dim + column], v, out) * silu(p.gate[at]);
+        return;
+    }
     const float squares = block_reduce<Sum, THREADS>(writes ? out * out : 0.0f, part);
     if (!writes) return;
     const float scale = 1.0f / sqrt_of(squares / (float)shape.v_dim + p.eps);

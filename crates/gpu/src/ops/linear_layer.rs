@@ -77,6 +77,7 @@ struct DecodeParams {
     decay: Address,
     beta: Address,
     norm: Address,
+    skip: Address,
     gate: Address,
     states: Address,
     out: Address,
@@ -95,6 +96,7 @@ layout!(DecodeParams {
     decay,
     beta,
     norm,
+    skip,
     gate,
     states,
     out,
@@ -106,7 +108,7 @@ layout!(DecodeParams {
     pad
 });
 
-const _: () = assert!(size_of::<DecodeParams>() == 136);
+const _: () = assert!(size_of::<DecodeParams>() == 144);
 
 kernels! {
     struct LinearLayerKernels {
@@ -123,6 +125,15 @@ kernels! {
 pub struct GroupNorm<'a> {
     pub weight: Slice<'a, f32>,
     pub eps: f32,
+}
+
+/// What linear attention has between the outputs of its heads and their gate.
+#[derive(Clone, Copy)]
+pub enum AfterHeads<'a> {
+    /// A norm of each head, `[v_dim]`.
+    Norm(GroupNorm<'a>),
+    /// The values times these, `[n_heads * v_dim]`, added.
+    Skip(Slice<'a, f32>),
 }
 
 /// Neighbouring values of the output of a convolution.
@@ -240,8 +251,8 @@ pub fn takes_decode(heads: &LinearHeads) -> bool {
     n_lanes <= MAX_LANES && padded <= THREADS / n_lanes
 }
 
-/// `out = norm(linear_attention(inputs)) * silu(gate)` of one row per sequence, with a factor and a norm of each head: `gate`
-/// and `out` [n_rows, n_heads * v_dim]. The other shapes and states are those of [`linear_attention`](super::linear_attention).
+/// `out = norm(linear_attention(inputs)) * silu(gate)` or `(linear_attention(inputs) + skip * v) * silu(gate)` of one row per
+/// sequence, with a factor of each head: `gate` and `out` [n_rows, n_heads * v_dim]. The other shapes and states are those of [`linear_attention`](super::linear_attention).
 ///
 /// # Panics
 /// If the shapes do not match, a sequence may have more rows, or [`takes_decode`] is false.
@@ -249,7 +260,7 @@ pub fn linear_decode(
     gpu: &Gpu,
     (heads, rule): (&LinearHeads, StateRule),
     inputs: LinearInputs<Slice<'_, f32>>,
-    (norm, gate): (GroupNorm<'_>, Slice<'_, f32>),
+    (after, gate): (AfterHeads<'_>, Slice<'_, f32>),
     (step, places): (&Step<'_>, &States<'_>),
     (states, out): (Slice<'_, f32>, Slice<'_, f32>),
 ) -> Result<(), GpuError> {
@@ -257,7 +268,16 @@ pub fn linear_decode(
     assert_eq!(step.max_rows_of_seq, 1, "one row per sequence");
     assert!(takes_decode(heads), "{heads:?}");
     assert_eq!(gate.len(), out.len(), "gate has the shape of out");
-    assert_eq!(norm.weight.len(), heads.v_dim, "norm is [v_dim]");
+    let (norm, skip, eps) = match after {
+        AfterHeads::Norm(norm) => {
+            assert_eq!(norm.weight.len(), heads.v_dim, "norm is [v_dim]");
+            (norm.weight.address(), Address::NULL, norm.eps)
+        }
+        AfterHeads::Skip(skip) => {
+            assert_eq!(skip.len(), heads.n_heads * heads.v_dim, "skip of heads");
+            (Address::NULL, skip.address(), 0.0)
+        }
+    };
     let LinearInputs {
         q,
         k,
@@ -271,7 +291,8 @@ pub fn linear_decode(
         v: v.address(),
         decay: decay.address(),
         beta: beta.address(),
-        norm: norm.weight.address(),
+        norm,
+        skip,
         gate: gate.address(),
         states: states.address(),
         out: out.address(),
@@ -279,7 +300,7 @@ pub fn linear_decode(
         places: places.seqs.table(),
         kept: places.kept.table(),
         shape: linear_shape(gpu, (heads, rule), &[q, k]),
-        eps: norm.eps,
+        eps,
         pad: 0,
     };
     let kernels = &gpu.kernels().linear_layer;

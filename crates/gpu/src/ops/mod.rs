@@ -52,8 +52,8 @@ pub use jobs::{ExpertProduct, Gated, Product};
 pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
 pub use linear_layer::{
-    ConvPart, GroupNorm, HeadFactors, linear_decode, linear_inputs, takes_decode, takes_factor,
-    takes_group,
+    AfterHeads, ConvPart, GroupNorm, HeadFactors, linear_decode, linear_inputs, takes_decode,
+    takes_factor, takes_group,
 };
 pub use mask::{forbid, mask_words};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};

@@ -1,7 +1,7 @@
 //! Operations that keep states of sequences, against their formulas in f64: sequences of several lengths that begin from
 //! zeros, from their own slot and from one that two of them share, and keep copies on the way.
 
-use rocmforge_gpu::ops::{self, Conv, ConvPart, GroupNorm, HeadFactors};
+use rocmforge_gpu::ops::{self, AfterHeads, Conv, ConvPart, GroupNorm, HeadFactors};
 use rocmforge_gpu::{Activation, Buffer, Gpu, KeptState, SeqRows, SeqState, Slice, States, Step};
 use rocmforge_plan::{ConvForm, Decay, KeySharing, LinearHeads, LinearInputs, StateRule};
 
@@ -499,9 +499,9 @@ const ONE_ROW: [Sequence; 4] = [
     },
 ];
 
-/// One row per sequence, with the norm and gate after it.
+/// One row per sequence, with a norm of each head or the values added, and the gate after it.
 #[test]
-fn passes_one_row_with_its_norm_and_gate() {
+fn passes_one_row_with_what_comes_after_it() {
     const EPS: f32 = 1e-4;
     for_each_heads(|gpu, how, random, what| {
         if !ops::takes_decode(&how.0) || how.2 != Decay::Head {
@@ -510,36 +510,45 @@ fn passes_one_row_with_its_norm_and_gate() {
         let case = HeadsCase::new(gpu, &ONE_ROW, how, random);
         let (width, v_dim) = (case.width(), case.heads.v_dim);
         let gate = random.values((n_rows(&ONE_ROW) + N_PADDING) * width);
-        let weight = random.values(v_dim);
-        let by_head = case.out.chunks(v_dim).zip(gate.chunks(v_dim));
-        let expected = by_head.flat_map(|(out, gate)| {
+        let [weight, skip] = [v_dim, width].map(|n| random.values(n));
+        let by_head = case.out.chunks(v_dim).zip(std::iter::repeat(&weight));
+        let normed = by_head.flat_map(|(out, weight)| {
             let squares: f64 = out.iter().map(|x| x * x).sum();
             let scale = 1.0 / (squares / v_dim as f64 + f64::from(EPS)).sqrt();
-            let gated = out.iter().zip(gate).zip(&weight);
-            let gated = gated.map(move |((x, gate), weight)| {
-                x * scale * f64::from(*weight) * silu(f64::from(*gate))
-            });
-            gated.collect::<Vec<f64>>()
+            let normed = out.iter().zip(weight);
+            normed.map(move |(x, weight)| x * scale * f64::from(*weight))
         });
-        let expected: Vec<f64> = expected.collect();
-        let [gate, weight] = [&gate, &weight].map(|values| gpu.upload(values).unwrap());
+        let v = gpu.read(case.inputs().v).unwrap();
+        let skipped = { case.out.iter().zip(&v) }.zip(skip.iter().cycle());
+        let skipped = skipped.map(|((x, v), skip)| x + f64::from(*skip) * f64::from(*v));
+        let gated = |values: Vec<f64>| -> Vec<f64> {
+            let gated = values.iter().zip(&gate);
+            gated.map(|(x, gate)| x * silu(f64::from(*gate))).collect()
+        };
+        let expected = [gated(normed.collect()), gated(skipped.collect())];
+
+        let [gate, weight, skip] =
+            [&gate, &weight, &skip].map(|values| gpu.upload(values).unwrap());
         let norm = GroupNorm {
             weight: weight.as_slice(),
             eps: EPS,
         };
+        let ways = [AfterHeads::Norm(norm), AfterHeads::Skip(skip.as_slice())];
         let (heads, inputs) = ((&case.heads, case.rule), case.inputs());
-        let after = (norm, gate.as_slice());
-        let ([out], states) = run(
-            gpu,
-            &ONE_ROW,
-            &case.states,
-            [width],
-            |places, states, [out]| {
-                ops::linear_decode(gpu, heads, inputs, after, places, (states, out)).unwrap();
-            },
-        );
-        assert_close(&out, &expected, 1e-5, what);
-        case.check_states(&states, &[1, 6, 10], what);
+        for (after, expected) in ways.into_iter().zip(expected) {
+            let after = (after, gate.as_slice());
+            let ([out], states) = run(
+                gpu,
+                &ONE_ROW,
+                &case.states,
+                [width],
+                |places, states, [out]| {
+                    ops::linear_decode(gpu, heads, inputs, after, places, (states, out)).unwrap();
+                },
+            );
+            assert_close(&out, &expected, 1e-5, what);
+            case.check_states(&states, &[1, 6, 10], what);
+        }
     });
 }
 

@@ -228,6 +228,10 @@ fn normed_groups(
     let n_groups = linear.heads.n_k_heads;
     let width = linear.n_v() / n_groups;
     let weight = m.loader.required_rows(&norm, [n_groups, width])?;
+    if n_groups == 1 {
+        let weight = m.loader.push_vector(weight);
+        return Ok(m.plan.rms_norm(x, weight, m.config.norm_eps));
+    }
     let ones = m.loader.push_constant(width, 1.0);
     let x = m.plan.rms_norm(x, ones, m.config.norm_eps);
     let weight = m.loader.push_vector(weight);

@@ -16,7 +16,7 @@ use rocmforge_plan::{
 };
 
 pub(crate) use heads::{AttendToHeadsOps, HeadProductsOps, LatentQueriesOps};
-pub(crate) use linear::{LinearDecodeOps, LinearInputsOps};
+pub(crate) use linear::{AfterHeads, LinearDecodeOps, LinearInputsOps};
 pub(crate) use own::OwnConversion;
 
 /// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
@@ -147,7 +147,7 @@ impl Stage {
                 first..first + 2 + norm.map_or(0, |norm| norm.n_ops)
             }
             Stage::LinearInputs { first, ops } => first..first + ops.n_ops,
-            Stage::LinearDecode { first, .. } => first..first + 3,
+            Stage::LinearDecode { first, ops } => first..first + ops.n_ops(),
         }
     }
 

@@ -7,8 +7,9 @@ use rocmforge_gpu::ops::{
 use rocmforge_gpu::{Acts, Gpu, GpuError, KvLayer, OutMode, Slice, Source};
 
 use super::compile::{
-    AttendToHeadsOps, ExpertGateOps, GatedQuantizeOps, HeadProductsOps, LatentQueriesOps,
-    LinearDecodeOps, LinearInputsOps, NormAfter, NormQuantizeOps, OwnConversion, RopeKvOps, Stage,
+    AfterHeads, AttendToHeadsOps, ExpertGateOps, GatedQuantizeOps, HeadProductsOps,
+    LatentQueriesOps, LinearDecodeOps, LinearInputsOps, NormAfter, NormQuantizeOps, OwnConversion,
+    RopeKvOps, Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -777,15 +778,19 @@ impl<'a> Launcher<'a> {
         )
     }
 
-    /// Computes linear attention of one row per sequence, and the norm and gate after it.
+    /// Computes linear attention of one row per sequence, and what comes after it.
     fn linear_decode(&self, ops: &LinearDecodeOps) -> Result<(), GpuError> {
         let memory = self.memory;
         let (step, places) = (memory.step.step(self.shape), memory.step.states(self.shape));
+        let after = match ops.after {
+            AfterHeads::Norm(weight, eps) => ops::AfterHeads::Norm(self.group_norm((weight, eps))),
+            AfterHeads::Skip(weight) => ops::AfterHeads::Skip(self.weights.vector(weight)),
+        };
         ops::linear_decode(
             self.gpu,
             (&ops.heads, ops.rule),
             ops.inputs.map(|id| self.buffer(id)),
-            (self.group_norm(ops.norm), self.buffer(ops.gate)),
+            (after, self.buffer(ops.gate)),
             (&step, &places),
             (memory.state(ops.state), self.buffer(ops.out)),
         )

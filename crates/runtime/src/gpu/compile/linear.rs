@@ -46,11 +46,29 @@ pub(crate) struct LinearDecodeOps {
     pub(crate) heads: LinearHeads,
     pub(crate) rule: StateRule,
     pub(crate) inputs: LinearInputs<BufferId>,
-    pub(crate) norm: (WeightId, f32),
+    pub(crate) after: AfterHeads,
     pub(crate) gate: BufferId,
     pub(crate) out: BufferId,
-    /// Hold the results of attention and norm in the unfused plan. Here their contents are undefined.
+    /// Hold the results of attention and what comes after it in the unfused plan. Here their contents are undefined.
     pub(crate) unwritten: [Option<BufferId>; 2],
+}
+
+/// What linear attention has between its heads and their gate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum AfterHeads {
+    /// A norm of each head: its weights and epsilon.
+    Norm(WeightId, f32),
+    /// The values times these, added.
+    Skip(WeightId),
+}
+
+impl LinearDecodeOps {
+    pub(crate) fn n_ops(&self) -> usize {
+        match self.after {
+            AfterHeads::Norm(..) => 3,
+            AfterHeads::Skip(_) => 4,
+        }
+    }
 }
 
 /// Matches the factors of linear attention, a convolution with its activation and its parts, and norms of these.
@@ -162,7 +180,7 @@ pub(super) fn inputs(
     })
 }
 
-/// Matches linear attention with a factor for each head, whose only use is a norm of each head, and the gate of that.
+/// Matches linear attention with a factor for each head, a norm of each head or the values added, and the gate of that.
 pub(super) fn decode(
     plan: &Plan,
     weights: &Weights,
@@ -177,42 +195,69 @@ pub(super) fn decode(
             inputs,
             out: attended,
         },
-        Op::RmsNorm {
-            x,
-            weight,
-            eps,
-            out: normed,
-        },
-        Op::GatedActivation {
-            activation: Activation::Silu,
-            gate,
-            up,
-            out,
-        },
-        ..,
+        ref rest @ ..,
     ] = &plan.ops[range.clone()]
     else {
         return None;
     };
+    let (after, changed, gated) = match *rest {
+        [
+            Op::RmsNorm {
+                x,
+                weight,
+                eps,
+                out: normed,
+            },
+            ref gated,
+            ..,
+        ] if x == attended && weights.vector(weight).len() == heads.v_dim => {
+            (AfterHeads::Norm(weight, eps), normed, gated)
+        }
+        [
+            Op::Scale {
+                by: Factor::Vector(skip),
+                x: scaled,
+            },
+            Op::Add { x, out: sum },
+            ref gated,
+            ..,
+        ] if [scaled, x] == [inputs.v; 2] && sum == attended => {
+            (AfterHeads::Skip(skip), scaled, gated)
+        }
+        _ => return None,
+    };
+    let up_of_gate = match after {
+        AfterHeads::Norm(..) => changed,
+        AfterHeads::Skip(_) => attended,
+    };
+    let Op::GatedActivation {
+        activation: Activation::Silu,
+        gate,
+        up,
+        out,
+    } = *gated
+    else {
+        return None;
+    };
     let width = |id: BufferId| plan.buffers[id.0 as usize].width;
-    let is_chain = x == attended && up == normed && width(gate) == width(out);
-    let is_of_heads = weights.vector(weight).len() == heads.v_dim && ops::takes_decode(&heads);
+    let is_chain = up == up_of_gate && width(gate) == width(out);
     let LinearInputs {
         q, k, decay, beta, ..
     } = inputs;
     // Heads share keys, and a block has the whole head.
     let is_apart = ![q, k, decay, beta].contains(&out);
-    let after = &plan.ops[range.start + 3..];
-    let unwritten = [attended, normed].map(|id| Some(id).filter(|id| *id != out));
-    let are_dead = { unwritten.iter().flatten() }.all(|id| is_dead(after, *id, plan.logits));
-    (is_chain && is_of_heads && is_apart && are_dead).then_some(LinearDecodeOps {
+    let unwritten = [attended, changed].map(|id| Some(id).filter(|id| *id != out));
+    let ops = LinearDecodeOps {
         state,
         heads,
         rule,
         inputs,
-        norm: (weight, eps),
+        after,
         gate,
         out,
         unwritten,
-    })
+    };
+    let rest = &plan.ops[range.start + ops.n_ops()..];
+    let are_dead = { unwritten.iter().flatten() }.all(|id| is_dead(rest, *id, plan.logits));
+    (is_chain && is_apart && are_dead && ops::takes_decode(&heads)).then_some(ops)
 }
