@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::blocks::{Block, Loop};
 use super::code::Instruction;
 use super::machine::Machine;
+use super::paths::{self, Cycles};
 use super::trips::trips;
 
 /// Instruction counts of one turn of a loop, all its blocks, or of the whole kernel if no loop loads.
@@ -21,9 +22,9 @@ pub(crate) struct Counts {
     pub(crate) scalar: u64,
     pub(crate) memory: u64,
     pub(crate) shared: u64,
-    /// SIMD cycles of the vector instructions, and of the matrix instructions among them.
-    vector_cycles: f64,
-    matrix_cycles: f64,
+    /// SIMD cycles of the instructions, and of those on the path through a turn with the least beside matrix instructions.
+    cycles: Cycles,
+    leanest: Option<Cycles>,
     /// Whether it contains a loop of which the code does not say how often it runs: it is counted once.
     pub(crate) has_inner: bool,
 }
@@ -35,11 +36,13 @@ impl Counts {
         (bytes > 0 && !self.has_inner).then(|| dots as f64 / bytes as f64)
     }
 
-    /// Share of the cycles of vector instructions that matrix instructions have; `None` without any. Of the matrix units'
-    /// peak, the loop reaches at most this where other vector instructions take the other cycles. CDNA can run those of
-    /// other waves meanwhile.
-    pub(crate) fn matrix_share(&self) -> Option<f64> {
-        (self.matrix > 0).then(|| self.matrix_cycles / self.vector_cycles)
+    /// Shares of the cycles of vector instructions that matrix instructions have: of all blocks, and on the path with the
+    /// least beside them. `None` without any. Of the matrix units' peak, the loop reaches at most this where other vector
+    /// instructions take the other cycles. CDNA can run those of other waves meanwhile.
+    pub(crate) fn matrix_shares(&self) -> Option<[f64; 2]> {
+        let share = |cycles: Cycles| cycles.matrix / cycles.vector;
+        let leanest = self.leanest.unwrap_or(self.cycles);
+        (self.matrix > 0).then(|| [share(self.cycles), share(leanest)])
     }
 
     /// Bytes that come from memory: weights if the loop loads any, else all.
@@ -58,7 +61,7 @@ impl Counts {
             return None;
         }
         let most = self.scalar.max(self.memory).max(self.shared) as f64 * machine.other_cycles();
-        let cycles = self.vector_cycles.max(most).max(1.0);
+        let cycles = self.cycles.vector.max(most).max(1.0);
         let bytes = self.memory_bytes() * wave_size;
         Some(machine.issue_bandwidth(bytes as f64, cycles))
     }
@@ -99,6 +102,8 @@ pub(crate) fn find(
         };
         let mut counts = count(&mut of.blocks.iter().map(|&block| (block, times(block))));
         counts.has_inner = inner().any(|(_, turns)| turns.is_none());
+        let cycles = |block| count(&mut [(block, times(block))].into_iter()).cycles;
+        counts.leanest = paths::leanest(blocks, of, &cycles);
         counts
     };
     // Scored by the work outside its inner loops: a dot product counts as the four bytes it reads, a matrix instruction
@@ -141,9 +146,9 @@ impl Counts {
         if name.starts_with("v_") {
             self.vector += times;
             let cycles = times as f64 * machine.vector_cycles(name);
-            self.vector_cycles += cycles;
+            self.cycles.vector += cycles;
             if instruction.is_matrix() {
-                self.matrix_cycles += cycles;
+                self.cycles.matrix += cycles;
             }
         } else if name.starts_with("ds_") {
             self.shared += times;
@@ -194,8 +199,8 @@ mod tests {
             }
             counts
         };
-        assert_eq!(counts(&with_matrix).matrix_share(), Some(0.5));
-        assert_eq!(counts(&text).matrix_share(), None);
+        assert_eq!(counts(&with_matrix).matrix_shares(), Some([0.5; 2]));
+        assert_eq!(counts(&text).matrix_shares(), None);
     }
 
     #[test]

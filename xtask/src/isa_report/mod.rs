@@ -16,6 +16,7 @@ mod hot_loop;
 mod images;
 mod machine;
 mod metadata;
+mod paths;
 mod prove;
 mod registers;
 mod scalar;
@@ -276,8 +277,9 @@ fn print(reports: &[Report], targets: &[String]) {
          dot/B: dot and matrix instructions per byte of weights, or per byte if no loads are marked as streamed.\n\
          issue: estimated GB/s of these bytes if the hot loop were limited by instruction issue only; bytes\n\
          shared by lanes count for each lane. memory: GB/s of the card. matrix: share of the cycles of vector\n\
-         instructions that matrix instructions have: the most of the matrix units' peak that the hot loop can\n\
-         reach, unless CDNA runs both kinds, of different waves, at once.\n"
+         instructions that matrix instructions have, with both sides of each branch and on the path with the\n\
+         least else: the most of the matrix units' peak that the hot loop can reach, unless CDNA runs both kinds,\n\
+         of different waves, at once.\n"
     );
     for target in targets {
         if let Some(machine) = machine::of(target) {
@@ -334,10 +336,19 @@ fn row(report: &Report) -> String {
     };
     let dots_per_byte = or_none(hot.dots_per_byte(), 2);
     let issue = or_none(hot.issue_bandwidth(machine, metadata.wave_size), 0);
-    let matrix_share = hot.matrix_share();
-    let matrix_share = matrix_share.map_or("n/a".into(), |share| format!("{:.0} %", 100.0 * share));
+    let matrix_shares = match hot.matrix_shares() {
+        None => "n/a".to_string(),
+        Some(shares) => {
+            let [all, leanest] = shares.map(|share| format!("{:.0}", 100.0 * share));
+            if all == leanest {
+                format!("{all} %")
+            } else {
+                format!("{all}-{leanest} %")
+            }
+        }
+    };
     format!(
-        "{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {widths:<22} {work:<26} {dots_per_byte:>6} {issue:>7} {:>6} {matrix_share:>6}",
+        "{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {widths:<22} {work:<26} {dots_per_byte:>6} {issue:>7} {:>6} {matrix_shares:>7}",
         report.target,
         report.module,
         report.name,
