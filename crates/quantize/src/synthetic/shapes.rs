@@ -17,6 +17,8 @@ pub struct Shape {
     pub latent: Option<ShapeLatent>,
     /// Gated delta nets in place of attention in most layers.
     pub linear: Option<ShapeLinear>,
+    /// Mamba-2 in place of attention in most layers.
+    pub mamba: Option<ShapeMamba>,
     pub n_vocab: usize,
     pub rope_base: f32,
     pub n_ctx: usize,
@@ -74,6 +76,21 @@ pub struct ShapeLinear {
     pub n_rot: usize,
 }
 
+/// The shape of layers of Mamba-2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeMamba {
+    /// The layers with attention instead: the first of them, and the distance to the next.
+    pub attention: [usize; 2],
+    /// Tokens that the convolution sees.
+    pub n_conv: usize,
+    pub n_heads: usize,
+    /// Values per head.
+    pub dim: usize,
+    /// Heads of queries and keys, and the values of each.
+    pub n_groups: usize,
+    pub n_state: usize,
+}
+
 /// The shape of a mixture of experts (MoE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShapeExperts {
@@ -105,6 +122,7 @@ const fn shape(
         head_dim,
         latent: None,
         linear: None,
+        mamba: None,
         n_vocab,
         rope_base,
         n_ctx,
@@ -221,6 +239,27 @@ const fn linear([n_heads, n_k_heads, dim, n_rot]: [usize; 4], shape: Shape) -> S
     }
 }
 
+/// Mamba-2 in most layers: the first with attention and the distance to the next; heads, values per head, heads of keys, and
+/// values of each.
+const fn mamba(
+    attention: [usize; 2],
+    [n_heads, dim, n_groups, n_state]: [usize; 4],
+    shape: Shape,
+) -> Shape {
+    let mamba = ShapeMamba {
+        attention,
+        n_conv: 4,
+        n_heads,
+        dim,
+        n_groups,
+        n_state,
+    };
+    Shape {
+        mamba: Some(mamba),
+        ..shape
+    }
+}
+
 /// All shapes: layers, embedding, feed-forward; heads, KV heads, head size; vocabulary, context; RoPE base, epsilon.
 #[rustfmt::skip]
 pub const SHAPES: &[Shape] = &[
@@ -254,6 +293,7 @@ pub const SHAPES: &[Shape] = &[
     latent([768, 256, 32, 64, 0], shape(("minicpm3-4b", "minicpm3"), [62, 2560, 6400], [40, 40, 96], [73_448, 32_768], [1e4, 1e-5])),
     shape(("olmo2-7b", "olmo2"), [32, 4096, 11008], [32, 32, 128], [100_352, 4096], [5e5, 1e-6]),
     tied(shape(("granite-3.1-2b", "granite"), [40, 2048, 8192], [32, 8, 64], [49_155, 131_072], [5e6, 1e-5])),
+    mamba([5, 10], [64, 64, 1, 128], tied(shape(("granite-4-h-micro", "granitehybrid"), [40, 2048, 8192], [32, 8, 64], [100_352, 131_072], [1e4, 1e-5]))),
     tied(shape(("smollm3-3b", "smollm3"), [36, 2048, 11008], [16, 4, 128], [128_256, 65_536], [5e6, 1e-6])),
     tied(shape(("gpt2", "gpt2"), [12, 768, 3072], [12, 12, 64], [50_257, 1024], [1e4, 1e-5])),
     tied(shape(("starcoder2-3b", "starcoder2"), [30, 3072, 12288], [24, 2, 128], [49_152, 16_384], [1e6, 1e-5])),
@@ -266,6 +306,14 @@ impl Shape {
             Some(global) if self.is_global(layer) => [global.n_kv_heads, global.head_dim],
             _ => [self.n_kv_heads, self.head_dim],
         }
+    }
+
+    /// Returns the Mamba-2 of a layer that has it.
+    pub(super) fn mamba_of(&self, layer: usize) -> Option<ShapeMamba> {
+        self.mamba.filter(|mamba| {
+            let [first, distance] = mamba.attention;
+            layer < first || !(layer - first).is_multiple_of(distance)
+        })
     }
 
     /// Whether a layer has the heads of [`Shape::global`].

@@ -2,7 +2,7 @@
 
 use rocmforge_gguf::Writer;
 
-use super::shapes::{Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear};
+use super::shapes::{Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba};
 use super::{Tensor, Values};
 
 const NORM: Values = Values::Vector {
@@ -92,6 +92,22 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
         let sections = vec![third, third, half - 2 * third, 0];
         w.set(&key("rope.dimension_sections"), sections);
     }
+    if let Some(mamba) = shape.mamba {
+        for (name, value) in [
+            ("ssm.conv_kernel", mamba.n_conv),
+            ("ssm.inner_size", mamba.n_heads * mamba.dim),
+            ("ssm.state_size", mamba.n_state),
+            ("ssm.time_step_rank", mamba.n_heads),
+            ("ssm.group_count", mamba.n_groups),
+        ] {
+            w.set(&key(name), value as u32);
+        }
+        let n_kv = (0..shape.n_layers).map(|layer| match shape.mamba_of(layer) {
+            Some(_) => 0,
+            None => shape.n_kv_heads as i32,
+        });
+        w.set(&key("attention.head_count_kv"), n_kv.collect::<Vec<i32>>());
+    }
     if let Some(global) = shape.global {
         add_heads_by_layer(shape, global, w);
     }
@@ -101,11 +117,15 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
             w.set(&key("rope.scaling.factor"), 32f32);
             w.set(&key("rope.scaling.original_context_length"), 4096u32);
         }
-        "granite" => {
+        "granite" | "granitehybrid" => {
             w.set(&key("embedding_scale"), 12f32);
             w.set(&key("residual_scale"), 0.22f32);
             w.set(&key("attention.scale"), 0.015_625f32);
             w.set(&key("logit_scale"), 8f32);
+            if shape.mamba.is_some() {
+                // Says that attention does not rotate.
+                w.set(&key("rope.scaling.finetuned"), false);
+            }
         }
         "gemma3" => {
             w.set(&key("rope.scaling.type"), "linear");
@@ -186,9 +206,10 @@ pub(super) fn all(shape: &Shape) -> Vec<Tensor> {
         for norm in norms {
             all.norm(&name(norm), n_embd);
         }
-        match (shape.latent, shape.linear) {
-            (Some(latent), _) => all.latent_attention(&name, latent),
-            (None, Some(linear))
+        match (shape.latent, shape.linear, shape.mamba_of(layer)) {
+            (_, _, Some(mamba)) => all.mamba(&name, mamba),
+            (Some(latent), ..) => all.latent_attention(&name, latent),
+            (None, Some(linear), None)
                 if !is_of_drafter && !(layer + 1).is_multiple_of(linear.interval) =>
             {
                 all.linear_attention(&name, linear);
@@ -379,6 +400,28 @@ impl List<'_> {
         self.add(&name("ssm_dt.bias"), &[n_heads], BIAS);
         self.add(&name("ssm_a"), &[n_heads], DECAY);
         self.norm(&name("ssm_norm"), dim);
+        self.linear(&name("ssm_out"), [n_v, n_embd]);
+    }
+
+    fn mamba(&mut self, name: &dyn Fn(&str) -> String, mamba: ShapeMamba) {
+        let n_embd = self.shape.n_embd;
+        let ShapeMamba {
+            n_conv,
+            n_heads,
+            dim,
+            n_groups,
+            n_state,
+            ..
+        } = mamba;
+        let n_v = n_heads * dim;
+        let n_mixed = n_v + 2 * n_groups * n_state;
+        self.linear(&name("ssm_in"), [n_embd, n_v + n_mixed + n_heads]);
+        self.add(&name("ssm_conv1d.weight"), &[n_conv, n_mixed], KERNEL);
+        self.add(&name("ssm_conv1d.bias"), &[n_mixed], BIAS);
+        self.add(&name("ssm_dt.bias"), &[n_heads], BIAS);
+        self.add(&name("ssm_a"), &[1, n_heads], DECAY);
+        self.add(&name("ssm_d"), &[1, n_heads], NORM);
+        self.add(&name("ssm_norm.weight"), &[n_v / n_groups, n_groups], NORM);
         self.linear(&name("ssm_out"), [n_v, n_embd]);
     }
 
