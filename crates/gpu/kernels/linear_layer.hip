@@ -3,8 +3,8 @@
 //
 // linear_inputs:     the convolution of x, silu, and its parts, queries, keys and values, those with a norm divided by the
 //                    root of their mean square, times its weights; beta = f(beta), decay = rate * softplus(decay).
-// linear_decode_*:   linear attention of one row per sequence, a norm of each head or the values times a factor added, times
-//                    silu(gate).
+// linear_decode_*:   linear attention of one row per sequence, a norm of each head, times silu(gate).
+// linear_skip_*:     the same with the values times factors added, in place of the norm.
 //
 // The shapes are those of recurrent.hip. Sums are in f32, over a thread's values, then over the threads in a fixed order.
 #include "activation.h"
@@ -103,8 +103,9 @@ KERNEL(linear_inputs, InputsParams, INPUT_THREADS) {
 }
 
 // ---------------------------------------------------------------------------------------------- one row
-// A block has the state of a head of a sequence, whose columns are at most 512 / LANES.
-constexpr u32 THREADS = 512;
+// A block has the state of a head of a sequence, whose columns are at most THREADS / LANES; without a norm, which adds over
+// all columns, as many of them as SKIP_THREADS have.
+constexpr u32 THREADS = 512, SKIP_THREADS = 128;
 
 struct DecodeParams {
     const float* q;
@@ -112,9 +113,8 @@ struct DecodeParams {
     const float* v;
     const float* decay;
     const float* beta;
-    // The weights of the norm, [v_dim], or the factors of values, [n_heads, v_dim]; the other is null.
-    const float* norm;
-    const float* skip;
+    // The weights of the norm, [v_dim], or the factors of values, [n_heads, v_dim].
+    const float* weight;
     const float* gate;
     float* states;
     float* out;
@@ -123,27 +123,27 @@ struct DecodeParams {
     const KeptState* kept;
     LinearShape shape;
     float eps;
-    u32 pad;
-    FIELDS(q, k, v, decay, beta, norm, skip, gate, states, out, seqs, places, kept, shape, eps, pad)
+    // Blocks per head.
+    u32 n_groups;
+    FIELDS(q, k, v, decay, beta, weight, gate, states, out, seqs, places, kept, shape, eps, n_groups)
 };
 
-template <u32 LANES> DEV void linear_decode(const DecodeParams& p) {
+template <u32 LANES, u32 N_THREADS, bool NORM> DEV void linear_decode(const DecodeParams& p) {
     constexpr u32 WIDTH = Column<LANES>::KEY_WIDTH;
     SHARED(float, k, WIDTH);
     SHARED(float, q, WIDTH);
-    SHARED(float, part, THREADS / WARP_SIZE);
     const LinearShape& shape = p.shape;
     if (uniform(p.seqs[bid_y()].n_rows) == 0) return;
     const u64 row = p.seqs[bid_y()].first_row;
     const SeqState place = p.places[bid_y()];
-    const u32 head = bid_x();
+    const u32 head = bid_x() / p.n_groups, group = bid_x() % p.n_groups;
 
     Column<LANES> state;
-    const u32 column = state.of_block;
+    const u32 column = group * (N_THREADS / LANES) + state.of_block;
     if (place.start != NO_SLOT)
         state.each(shape, p.states, place.start, head, column, [&](u32 i, const float* from) { state.s[i] = *from; });
     const u64 key = (row * shape.n_k_heads + shape.key_head(head)) * shape.k_dim;
-    for (u32 i = tid(); i < WIDTH; i += THREADS) {
+    for (u32 i = tid(); i < WIDTH; i += N_THREADS) {
         k[i] = i < shape.k_dim ? p.k[key + i] : 0.0f;
         q[i] = i < shape.k_dim ? p.q[key + i] : 0.0f;
     }
@@ -165,17 +165,17 @@ template <u32 LANES> DEV void linear_decode(const DecodeParams& p) {
     for (; n_done < place.n_kept; n_done++) keep(p.kept[place.first_kept + n_done].slot);
 
     const bool writes = has_value && state.part == 0;
-    if (p.skip) {
-        if (writes) p.out[at] = fma(p.skip[head * shape.v_dim + column], v, out) * silu(p.gate[at]);
-        return;
+    if constexpr (NORM) {
+        SHARED(float, parts, N_THREADS / WARP_SIZE);
+        const float squares = block_reduce<Sum, N_THREADS>(writes ? out * out : 0.0f, parts);
+        const float scale = 1.0f / sqrt_of(squares / (float)shape.v_dim + p.eps);
+        if (writes) p.out[at] = out * scale * p.weight[column] * silu(p.gate[at]);
+    } else {
+        if (writes) p.out[at] = fma(p.weight[head * shape.v_dim + column], v, out) * silu(p.gate[at]);
     }
-    const float squares = block_reduce<Sum, THREADS>(writes ? out * out : 0.0f, part);
-    if (!writes) return;
-    const float scale = 1.0f / sqrt_of(squares / (float)shape.v_dim + p.eps);
-    p.out[at] = out * scale * p.norm[column] * silu(p.gate[at]);
 }
 
-KERNEL(linear_decode_1, DecodeParams, THREADS) { linear_decode<1>(p); }
-KERNEL(linear_decode_2, DecodeParams, THREADS) { linear_decode<2>(p); }
-KERNEL(linear_decode_4, DecodeParams, THREADS) { linear_decode<4>(p); }
-KERNEL(linear_decode_8, DecodeParams, THREADS) { linear_decode<8>(p); }
+#define LINEAR_DECODE(LANES)                                                                                           \
+    KERNEL(linear_decode_##LANES, DecodeParams, THREADS) { linear_decode<LANES, THREADS, true>(p); }                   \
+    KERNEL(linear_skip_##LANES, DecodeParams, SKIP_THREADS) { linear_decode<LANES, SKIP_THREADS, false>(p); }
+LINEAR_DECODE(1) LINEAR_DECODE(2) LINEAR_DECODE(4) LINEAR_DECODE(8)

@@ -17,6 +17,7 @@ const TEAM: usize = 32;
 /// Values of a group: four for each lane.
 const MAX_GROUP: usize = 4 * TEAM;
 const THREADS: usize = 512;
+const SKIP_THREADS: usize = 128;
 /// Threads of a column of the state of `linear_decode`.
 const MAX_LANES: usize = 8;
 
@@ -76,8 +77,7 @@ struct DecodeParams {
     v: Address,
     decay: Address,
     beta: Address,
-    norm: Address,
-    skip: Address,
+    weight: Address,
     gate: Address,
     states: Address,
     out: Address,
@@ -86,7 +86,7 @@ struct DecodeParams {
     kept: Table<KeptState>,
     shape: LinearShape,
     eps: f32,
-    pad: u32,
+    n_groups: u32,
 }
 
 layout!(DecodeParams {
@@ -95,8 +95,7 @@ layout!(DecodeParams {
     v,
     decay,
     beta,
-    norm,
-    skip,
+    weight,
     gate,
     states,
     out,
@@ -105,10 +104,10 @@ layout!(DecodeParams {
     kept,
     shape,
     eps,
-    pad
+    n_groups
 });
 
-const _: () = assert!(size_of::<DecodeParams>() == 144);
+const _: () = assert!(size_of::<DecodeParams>() == 136);
 
 kernels! {
     struct LinearLayerKernels {
@@ -117,6 +116,10 @@ kernels! {
         linear_decode_2: DecodeParams,
         linear_decode_4: DecodeParams,
         linear_decode_8: DecodeParams,
+        linear_skip_1: DecodeParams,
+        linear_skip_2: DecodeParams,
+        linear_skip_4: DecodeParams,
+        linear_skip_8: DecodeParams,
     }
 }
 
@@ -247,8 +250,12 @@ pub fn linear_inputs(
 /// Whether [`linear_decode`] takes these heads.
 pub fn takes_decode(heads: &LinearHeads) -> bool {
     let n_lanes = n_lanes(heads);
-    let padded = heads.v_dim.next_multiple_of(heads.columns());
-    n_lanes <= MAX_LANES && padded <= THREADS / n_lanes
+    n_lanes <= MAX_LANES && columns_of(heads) <= THREADS / n_lanes
+}
+
+/// Columns of a head's state: whole blocks of the state.
+fn columns_of(heads: &LinearHeads) -> usize {
+    heads.v_dim.next_multiple_of(heads.columns())
 }
 
 /// `out = norm(linear_attention(inputs)) * silu(gate)` or `(linear_attention(inputs) + skip * v) * silu(gate)` of one row per
@@ -268,16 +275,18 @@ pub fn linear_decode(
     assert_eq!(step.max_rows_of_seq, 1, "one row per sequence");
     assert!(takes_decode(heads), "{heads:?}");
     assert_eq!(gate.len(), out.len(), "gate has the shape of out");
-    let (norm, skip, eps) = match after {
+    let n_lanes = n_lanes(heads);
+    let (weight, eps, n_threads) = match after {
         AfterHeads::Norm(norm) => {
             assert_eq!(norm.weight.len(), heads.v_dim, "norm is [v_dim]");
-            (norm.weight.address(), Address::NULL, norm.eps)
+            (norm.weight, norm.eps, THREADS)
         }
         AfterHeads::Skip(skip) => {
             assert_eq!(skip.len(), heads.n_heads * heads.v_dim, "skip of heads");
-            (Address::NULL, skip.address(), 0.0)
+            (skip, 0.0, SKIP_THREADS)
         }
     };
+    let n_groups = columns_of(heads).div_ceil(n_threads / n_lanes);
     let LinearInputs {
         q,
         k,
@@ -291,8 +300,7 @@ pub fn linear_decode(
         v: v.address(),
         decay: decay.address(),
         beta: beta.address(),
-        norm,
-        skip,
+        weight: weight.address(),
         gate: gate.address(),
         states: states.address(),
         out: out.address(),
@@ -301,15 +309,19 @@ pub fn linear_decode(
         kept: places.kept.table(),
         shape: linear_shape(gpu, (heads, rule), &[q, k]),
         eps,
-        pad: 0,
+        n_groups: n_groups as u32,
     };
     let kernels = &gpu.kernels().linear_layer;
-    let kernel = match n_lanes(heads) {
-        1 => &kernels.linear_decode_1,
-        2 => &kernels.linear_decode_2,
-        4 => &kernels.linear_decode_4,
-        _ => &kernels.linear_decode_8,
+    let kernel = match (after, n_lanes) {
+        (AfterHeads::Norm(_), 1) => &kernels.linear_decode_1,
+        (AfterHeads::Norm(_), 2) => &kernels.linear_decode_2,
+        (AfterHeads::Norm(_), 4) => &kernels.linear_decode_4,
+        (AfterHeads::Norm(_), _) => &kernels.linear_decode_8,
+        (AfterHeads::Skip(_), 1) => &kernels.linear_skip_1,
+        (AfterHeads::Skip(_), 2) => &kernels.linear_skip_2,
+        (AfterHeads::Skip(_), 4) => &kernels.linear_skip_4,
+        (AfterHeads::Skip(_), _) => &kernels.linear_skip_8,
     };
-    let grid = [heads.n_heads as u32, step.n_seqs() as u32, 1];
-    gpu.launch(kernel, grid, THREADS as u32, 0, &params)
+    let grid = [(heads.n_heads * n_groups) as u32, step.n_seqs() as u32, 1];
+    gpu.launch(kernel, grid, n_threads as u32, 0, &params)
 }
