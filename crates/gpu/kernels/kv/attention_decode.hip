@@ -31,7 +31,7 @@
 
 #if defined(GPU_NVIDIA)
 template <u32 DIM, u32 HEADS> constexpr bool fits_matrix() {
-    if constexpr (!__is_same(KeyType, ValueType) || KeyType::SCALES == kv::Scales::Within) return false;
+    if constexpr (!ONE_TYPE || KeyType::SCALES == kv::Scales::Within) return false;
     else return DecodeMatrix<KeyType, DIM, HEADS>::FITS;
 }
 template <u32 DIM, u32 HEADS, bool FITS = fits_matrix<DIM, HEADS>()>
@@ -77,9 +77,11 @@ EXPORT_U32(orders_192_128, ORDERS_192_128)
 DECODE_192_128(1) DECODE_192_128(2) DECODE_192_128(4)
 
 KERNEL(decode_latent, DecodeParams, THREADS) {
-    DYNAMIC_SHARED(float, memory);
-    DecodeJob job;
-    if (DecodeJob::of_block<DecodeLatent::QUERIES>(p, job)) DecodeLatent::run(p, job, memory);
+    if constexpr (ONE_TYPE) {
+        DYNAMIC_SHARED(float, memory);
+        DecodeJob job;
+        if (DecodeJob::of_block<DecodeLatent::QUERIES>(p, job)) DecodeLatent::run(p, job, memory);
+    }
 }
 
 KERNEL(combine, DecodeParams, THREADS) {
