@@ -36,16 +36,6 @@ impl KvType {
         KvType::Q4_0,
     ];
 
-    pub fn name(self) -> &'static str {
-        match self {
-            KvType::F16 => "F16",
-            KvType::Q8_0 => "Q8_0",
-            KvType::F8E4M3 => "F8E4M3",
-            KvType::Q5_1 => "Q5_1",
-            KvType::Q4_0 => "Q4_0",
-        }
-    }
-
     /// Bytes of the codes of one head of `dim` values.
     fn code_bytes(self, dim: usize) -> usize {
         match self {

@@ -614,9 +614,8 @@ mod tests {
 
     #[test]
     fn values_in_keys_have_the_type_of_keys() {
-        let writer = families::model("deepseek2", GgmlType::F32)
-            .unwrap()
-            .unwrap();
+        let writer = rocmforge_testkit::models::model("deepseek2", GgmlType::F32);
+        let writer = writer.unwrap().unwrap();
         let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
         let model = Model::load(Arc::new(gguf)).unwrap();
         for (keys, values, is_ok) in [
