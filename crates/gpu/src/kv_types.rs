@@ -6,7 +6,7 @@ macro_rules! kv_types {
         $then! {
             $($arguments)*
             F16: F16 F16, Q8_0: Q8_0 Q8_0, F8E4M3: F8E4M3 F8E4M3, Q5_1: Q5_1 Q5_1, Q4_0: Q4_0 Q4_0,
-            F16_Q8_0: F16 Q8_0, Q8_0_Q5_1: Q8_0 Q5_1, Q8_0_Q4_0: Q8_0 Q4_0
+            F16_Q8_0: F16 Q8_0, Q8_0_Q4_0: Q8_0 Q4_0
         }
     };
 }

@@ -204,7 +204,6 @@ test_cases! {
     q5_1(KvType::Q5_1.into(), [5e-2, 1e-2]),
     q4_0(KvType::Q4_0.into(), [0.1, 1e-2]),
     f16_q8_0(apart(KvType::F16, KvType::Q8_0), [2e-2, 1e-2]),
-    q8_0_q5_1(apart(KvType::Q8_0, KvType::Q5_1), [5e-2, 1e-2]),
     q8_0_q4_0(apart(KvType::Q8_0, KvType::Q4_0), [0.1, 1e-2]),
 }
 
@@ -564,7 +563,7 @@ fn rejects_unsupported_kv_cache_types_at_start() {
         let error = Engine::start(model, None, config).err();
         error.map(|error| error.to_string()).unwrap()
     };
-    let known = "f16, q8_0, fp8, q5_1, q4_0, f16/q8_0, q8_0/q5_1, q8_0/q4_0";
+    let known = "f16, q8_0, fp8, q5_1, q4_0, f16/q8_0, q8_0/q4_0";
     for (kv_types, name) in [
         (KvType::F32.into(), "not f32;"),
         (apart(KvType::Q4_0, KvType::Q8_0), "not q4_0/q8_0;"),

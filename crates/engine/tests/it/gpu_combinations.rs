@@ -226,7 +226,7 @@ test_cases! {
     f8e4m3(KvType::F8E4M3.into()),
     q5_1(KvType::Q5_1.into()),
     q4_0(KvType::Q4_0.into()),
-    q8_0_q5_1(apart(KvType::Q8_0, KvType::Q5_1)),
+    q8_0_q4_0(apart(KvType::Q8_0, KvType::Q4_0)),
 }
 
 /// Checks heads of 8 values, which are one block each and run on the generic attention kernel.

@@ -523,7 +523,6 @@ fn orders(gpu: &Gpu, types: KvTypes, dim: usize) -> [u8; 4] {
         "Q5_1" => "attention_decode.Q5_1",
         "Q4_0" => "attention_decode.Q4_0",
         "F16_Q8_0" => "attention_decode.F16_Q8_0",
-        "Q8_0_Q5_1" => "attention_decode.Q8_0_Q5_1",
         "Q8_0_Q4_0" => "attention_decode.Q8_0_Q4_0",
         name => unreachable!("{name}"),
     };
