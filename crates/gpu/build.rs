@@ -47,6 +47,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build");
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-changed=src/driver/kfd.rs");
+    println!("cargo::rerun-if-changed=src/kv_types.rs");
     println!("cargo::rerun-if-changed=../gguf/src/computed.rs");
     println!("cargo::rerun-if-changed=../gguf/src/quant/grids");
     println!("cargo::rerun-if-env-changed=ROCMFORGE_GPU_TARGETS");

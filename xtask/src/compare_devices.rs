@@ -20,7 +20,7 @@ use rocmforge_engine::{
 };
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
-use rocmforge_plan::{KvType, TokenLogprob};
+use rocmforge_plan::{KvType, KvTypes, TokenLogprob};
 use rocmforge_quantize::synthetic::{Draft, Synthetic};
 use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Offload, OpenOptions, Variants};
 
@@ -78,9 +78,9 @@ pub(crate) struct Args {
     /// Tokens to decode after each prompt
     #[arg(long, default_value_t = 16, value_name = "N")]
     decode: usize,
-    /// KV-cache type on both devices: f16, q8_0, fp8, q5_1 or q4_0
-    #[arg(long, default_value = "f16", value_parser = kv_type, value_name = "TYPE")]
-    kv_type: KvType,
+    /// KV-cache type on both devices, f16, q8_0, fp8, q5_1 or q4_0, or those of keys and of values: q8_0/q4_0
+    #[arg(long, default_value = "f16", value_parser = kv_types, value_name = "TYPE")]
+    kv_type: KvTypes,
     /// Threads of the CPU backend [default: one per core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -113,7 +113,7 @@ impl Args {
         };
         Ok(EngineConfig {
             device: Device::Gpu(gpu),
-            kv_type: self.kv_type,
+            kv_types: self.kv_type,
             n_threads: self.threads,
             ..EngineConfig::default()
         })
@@ -178,6 +178,15 @@ fn open_file(path: &Path) -> Result<Gguf> {
     Gguf::open(path, LoadMode::Mmap).with_context(|| path.display().to_string())
 }
 
+/// Returns the KV-cache types of this name, or of two.
+fn kv_types(name: &str) -> Result<KvTypes, String> {
+    let (keys, values) = name.split_once('/').unwrap_or((name, name));
+    Ok(KvTypes {
+        keys: kv_type(keys)?,
+        values: kv_type(values)?,
+    })
+}
+
 /// Returns the KV-cache type of this name.
 fn kv_type(name: &str) -> Result<KvType, String> {
     let mut types = KvType::ALL.into_iter();
@@ -211,11 +220,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     );
     for subject in args.subjects() {
         let gguf = Arc::new(subject.open()?);
-        let bound = match args.kv_type {
-            KvType::F16 | KvType::F32 => bound(&gguf),
-            KvType::Q8_0 | KvType::F8E4M3 => bound(&gguf).max(CODED_CACHE),
-            KvType::Q5_1 | KvType::Q4_0 => bound(&gguf).max(SMALL_CODES),
+        let of_cache = |kv_type| match kv_type {
+            KvType::F16 | KvType::F32 => 0.0,
+            KvType::Q8_0 | KvType::F8E4M3 => CODED_CACHE,
+            KvType::Q5_1 | KvType::Q4_0 => SMALL_CODES,
         };
+        let KvTypes { keys, values } = args.kv_type;
+        let bound = bound(&gguf).max(of_cache(keys)).max(of_cache(values));
         let model = Model::load(Arc::clone(&gguf))?;
         let exact = match args.exact {
             true => Some(Model::load(Arc::new(exact::in_f16(gguf)?))?),

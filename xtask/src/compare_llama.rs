@@ -259,7 +259,7 @@ pub(crate) fn bound(gguf: &Gguf) -> f64 {
 fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
     let config = EngineConfig {
         n_ctx: Some(prompt.len() + N_DECODE),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     let mut engine = Engine::on_cpu(model, None, &config)?;

@@ -68,7 +68,7 @@ fn main() -> Result<()> {
     let ops = PlanOps::new(PlanCost {
         plan: &plan,
         weights: &model.weights,
-        kv_type: config.kv_type,
+        kv_types: config.kv_types,
     });
     println!("{}", engine.backend_info().device);
     let steps = steps.0.lock().unwrap_or_else(PoisonError::into_inner);

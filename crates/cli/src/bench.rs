@@ -25,14 +25,14 @@ use rocmforge_bench::pace::Pace;
 use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_engine::{ConfigError, Device, EngineError};
 use rocmforge_model::Model;
-use rocmforge_plan::Roofline;
+use rocmforge_plan::{KvTypes, Roofline};
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::{DeviceId, Experts, GpuConfig, GpuLayers, Offload};
 
 use rocmforge_external::sampler;
 
 use crate::answer::bar;
-use crate::args::{BenchArgs, BenchCommand, CacheArgs, DraftBy, KvTypeArg, numbers};
+use crate::args::{BenchArgs, BenchCommand, DraftBy, KvTypeArg, numbers};
 use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::{Interrupt, Working};
@@ -53,7 +53,7 @@ pub struct Test {
     /// Sequences.
     pub n_seqs: usize,
     pub n_threads: usize,
-    pub kv_type: KvTypeArg,
+    pub kv_types: KvTypes,
     /// The part of the model that is on the GPU.
     pub offload: Offload,
 }
@@ -215,7 +215,7 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
     }
     let mut tests = Vec::new();
     for &n_seqs in &batch {
-        for &kv_type in &args.kv_type {
+        for &kv_types in &kv_types(args) {
             for &offload in &offloads(args) {
                 for &n_threads in &threads {
                     for &n_depth in &depths {
@@ -225,7 +225,7 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
                             n_depth,
                             n_seqs,
                             n_threads,
-                            kv_type,
+                            kv_types,
                             offload,
                         }));
                     }
@@ -234,6 +234,29 @@ fn tests(args: &BenchArgs) -> Result<Vec<Test>> {
         }
     }
     Ok(tests)
+}
+
+/// Returns each pair of types that the flags name, once.
+fn kv_types(args: &BenchArgs) -> Vec<KvTypes> {
+    let or = |own: &[KvTypeArg], both: KvTypeArg| match own {
+        [] => vec![both],
+        own => own.to_vec(),
+    };
+    let mut all = Vec::new();
+    for &both in &args.kv_type {
+        for keys in or(&args.kv_type_k, both) {
+            for values in or(&args.kv_type_v, both) {
+                let types = KvTypes {
+                    keys: keys.into(),
+                    values: values.into(),
+                };
+                if !all.contains(&types) {
+                    all.push(types);
+                }
+            }
+        }
+    }
+    all
 }
 
 fn experts(args: &BenchArgs) -> Experts {
@@ -388,8 +411,8 @@ impl Run<'_, '_> {
             cpu_rooflines: Vec::new(),
         };
         let same_engine = |a: &Test, b: &Test| {
-            (a.n_seqs, a.kv_type, a.offload, a.n_threads)
-                == (b.n_seqs, b.kv_type, b.offload, b.n_threads)
+            (a.n_seqs, a.kv_types, a.offload, a.n_threads)
+                == (b.n_seqs, b.kv_types, b.offload, b.n_threads)
         };
         for (subject, tests) in selected.iter().enumerate() {
             for group in tests.chunk_by(same_engine) {
@@ -420,14 +443,10 @@ impl Run<'_, '_> {
     ) -> Result<()> {
         let model = &self.subjects[subject].model;
         let n_threads = tests[0].n_threads;
-        let cache = CacheArgs {
-            kv_type: tests[0].kv_type,
-            page: Some(self.args.page),
-        };
         let wanted = resolve::with_offload(self.device.clone(), tests[0].offload);
         let on = (self.isa, &wanted, self.args.on.device);
         let speculation = &self.args.speculation.speculate;
-        let bench = Bench::new(model, tests, on, &cache, speculation)
+        let bench = Bench::new(model, tests, on, self.args.page, speculation)
             .map_err(|error| no_room(error, tests))?;
         // Runs are compared with those of other programs and days.
         if !matches!(speculation.by, DraftBy::Nothing | DraftBy::Auto) {
@@ -454,7 +473,7 @@ impl Run<'_, '_> {
         let (gpu, kernel_variant) = gpu.unzip();
         let machine = Machine {
             isa: self.isa,
-            cache: &cache,
+            kv_types: tests[0].kv_types,
             gpu,
             is_shared,
             offload: info.offload,
@@ -479,7 +498,7 @@ impl Run<'_, '_> {
     fn measure_test(
         &mut self,
         test: &Test,
-        group: &mut Group<'_>,
+        group: &mut Group,
         round: &mut Round<'_>,
     ) -> Result<()> {
         let Group { bench, machine, .. } = group;
@@ -581,11 +600,11 @@ impl Round<'_> {
 }
 
 /// Tests of a model that share an engine.
-struct Group<'a> {
+struct Group {
     /// Index of the model in the subjects.
     subject: usize,
     bench: Bench,
-    machine: Machine<'a>,
+    machine: Machine,
     /// For baselines, if there are any.
     hardware: Option<Hardware>,
 }
@@ -594,8 +613,8 @@ struct Group<'a> {
 /// default, so that the same command gives the same names on other machines.
 fn kept_name(subject: &Subject, test: &Test, placed: Offload) -> String {
     let mut name = format!("{} {}", subject.kept_name, test.name(Some(placed)));
-    if test.kv_type != KvTypeArg::F16 {
-        name.push_str(&format!(" {}", report::kv_type_name(test.kv_type)));
+    if test.kv_types != KvTypes::default() {
+        name.push_str(&format!(" {}", test.kv_types));
     }
     let on_cpu = placed != Offload::default();
     if on_cpu && test.n_threads != default_threads() {

@@ -113,7 +113,8 @@ fn config_flags(error: &ConfigError) -> Option<&'static str> {
         ConfigError::FixedPositions | ConfigError::FixedStates => Some("--context-policy"),
         ConfigError::TooFewPositions { .. } | ConfigError::NoMemory { .. } => Some("--ctx"),
         ConfigError::KvTypeHeadDim { .. } => Some("--kv-type"),
-        ConfigError::GpuKvType { .. } => Some("--kv-type f16"),
+        ConfigError::KvTypesOfLatent { .. } => Some("--kv-type, --kv-type-k, --kv-type-v"),
+        ConfigError::GpuKvTypes { .. } => Some("--kv-type f16"),
         ConfigError::NoMemoryAtAll { .. } | ConfigError::NoMemoryForWeights { .. } => {
             Some("--gpu-layers auto")
         }

@@ -31,6 +31,8 @@ const RARE: &[&str] = &[
     "no_sensors",
     "pg",
     "kv_type",
+    "kv_type_k",
+    "kv_type_v",
     "batch_invariant",
     "all_models",
     "memory",

@@ -70,7 +70,7 @@ impl Needs {
             .map(|fit| fit.n_ctx);
         let n_ctx = config.n_ctx.or(fitting.max()).unwrap_or(n_ctx_train);
         let cached = n_ctx.div_ceil(config.page).saturating_mul(config.page) as u64;
-        let per_token = model.kv_bytes_per_token(config.kv_type);
+        let per_token = model.kv_bytes_per_token(config.kv_types);
         Needs {
             n_ctx,
             n_ctx_train,

@@ -10,7 +10,7 @@ use rocmforge_engine::{ContextPolicy, Device as EngineDevice, EngineConfig, Requ
 use rocmforge_gguf::TokenId;
 use rocmforge_gpu::RangeTool;
 use rocmforge_hub::dirs;
-use rocmforge_plan::{Dry, DynamicTemperature, KvType, Mirostat, SamplingParams, Xtc};
+use rocmforge_plan::{Dry, DynamicTemperature, KvTypes, Mirostat, SamplingParams, Xtc};
 use rocmforge_runtime::check::SelfCheck;
 use rocmforge_runtime::gpu::{
     DeviceId, Experts, GpuConfig, GpuLayers, Graphs, Offload, OpenOptions, TuningUse, WhenIdle,
@@ -20,7 +20,7 @@ use rocmforge_text::tokenizer::{LeadingSpace, SpecialText};
 
 use crate::args::{
     AnswerArgs, AnswerContextArgs, CacheArgs, ContextArgs, ContextPolicyArg, DeviceArgs, GpuArgs,
-    GpuCheckArg, IsaArg, KvTypeArg, OffloadArgs, OnArgs, SamplingArgs,
+    GpuCheckArg, IsaArg, OffloadArgs, OnArgs, SamplingArgs,
 };
 use crate::exit::usage;
 use crate::output;
@@ -200,13 +200,9 @@ pub fn cache_config(cache: &CacheArgs, n_ctx: Option<usize>) -> EngineConfig {
         n_ctx,
         max_seqs: 1,
         page: cache.page.unwrap_or_else(|| page_for(n_ctx)),
-        kv_type: match cache.kv_type {
-            KvTypeArg::F16 => KvType::F16,
-            KvTypeArg::F32 => KvType::F32,
-            KvTypeArg::Q8_0 => KvType::Q8_0,
-            KvTypeArg::F8E4M3 => KvType::F8E4M3,
-            KvTypeArg::Q5_1 => KvType::Q5_1,
-            KvTypeArg::Q4_0 => KvType::Q4_0,
+        kv_types: KvTypes {
+            keys: cache.kv_type_k.unwrap_or(cache.kv_type).into(),
+            values: cache.kv_type_v.unwrap_or(cache.kv_type).into(),
         },
         ..EngineConfig::default()
     }
@@ -331,11 +327,14 @@ impl ContextArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::KvTypeArg;
 
     #[test]
     fn pages_grow_with_the_context_unless_they_are_named() {
         let cache = |page| CacheArgs {
             kv_type: KvTypeArg::F16,
+            kv_type_k: None,
+            kv_type_v: None,
             page,
         };
         for (n_ctx, page) in [

@@ -6,6 +6,7 @@ use std::hash::{Hash as _, Hasher};
 use std::path::{Path, PathBuf};
 
 include!("../../gguf/src/computed.rs");
+include!("../src/kv_types.rs");
 
 macro_rules! names {
     ($($name:ident $lower:ident),*) => { &[$(stringify!($name)),*] };
@@ -17,8 +18,14 @@ const FORMATS: &[&str] = computed_formats!(names);
 /// The one of them whose weights do not become f16 numbers. `kernels/hopper/format/*.hip` are compiled for the others.
 const FULL: &str = "F32";
 
-/// Types of the cache that `kernels/kv/*.hip` are compiled for, one module each.
-const KV_TYPES: &[&str] = &["F16", "Q8_0", "F8E4M3", "Q5_1", "Q4_0"];
+macro_rules! types {
+    ($($name:ident: $keys:ident $values:ident),*) => {
+        &[$([stringify!($name), stringify!($keys), stringify!($values)]),*]
+    };
+}
+
+/// Types of the cache that `kernels/kv/*.hip` are compiled for, one module each: the name, those of keys and of values.
+const KV_TYPES: &[[&str; 3]] = kv_types!(types);
 
 /// A source file, the module made of it, and what is defined for it.
 pub(crate) struct Module {
@@ -85,23 +92,29 @@ pub(crate) fn all(kernels: &Path) -> Vec<Module> {
         .copied()
         .filter(|&name| name != FULL)
         .collect();
-    for (folder, macros, values, only) in [
-        ("format", &["FORMAT"][..], FORMATS, None),
-        ("hopper/format", &["FORMAT"], &halves, Some(HOPPER)),
-        ("kv", &["KEY_TYPE", "VALUE_TYPE"], KV_TYPES, None),
+    for (folder, formats, only) in [
+        ("format", FORMATS, None),
+        ("hopper/format", &halves, Some(HOPPER)),
     ] {
         for file in hip_files(&kernels.join(folder)) {
-            all.extend(values.iter().map(|value| {
-                Module {
-                    name: format!("{}.{value}", stem(&file)),
-                    defines: { macros.iter() }
-                        .map(|name| format!("-D{name}={value}"))
-                        .collect(),
-                    file: file.clone(),
-                    only,
-                }
+            all.extend(formats.iter().map(|format| Module {
+                name: format!("{}.{format}", stem(&file)),
+                defines: vec![format!("-DFORMAT={format}")],
+                file: file.clone(),
+                only,
             }));
         }
+    }
+    for file in hip_files(&kernels.join("kv")) {
+        all.extend(KV_TYPES.iter().map(|[name, keys, values]| Module {
+            name: format!("{}.{name}", stem(&file)),
+            defines: vec![
+                format!("-DKEY_TYPE={keys}"),
+                format!("-DVALUE_TYPE={values}"),
+            ],
+            file: file.clone(),
+            only: None,
+        }));
     }
     all
 }

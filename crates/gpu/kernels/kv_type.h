@@ -1,6 +1,6 @@
 // Storage types of the KV cache: templates that write and read a head, one struct per type. The modules of kernels/kv
-// are compiled once per type of keys and values, with -DKEY_TYPE=F16 -DVALUE_TYPE=F16 and so on, and call these `KeyType`
-// and `ValueType`.
+// are compiled once per types of keys and values (src/kv_types.rs), with -DKEY_TYPE=F16 -DVALUE_TYPE=F16 and so on, and
+// call these `KeyType` and `ValueType`.
 //
 // K and V of a layer are two planes each, so that all loads are whole aligned words: codes [n_rows, dim], then scales
 // [n_rows, n_scales]. A row is one head at one position: n_rows counts [n_blocks, n_kv_heads, page].
@@ -425,4 +425,6 @@ template <typename Type> struct Piece {
 #if defined(KEY_TYPE)
 using KeyType = kv::KEY_TYPE;
 using ValueType = kv::VALUE_TYPE;
+// Values in their keys have one type with them.
+constexpr bool ONE_TYPE = __is_same(KeyType, ValueType);
 #endif

@@ -90,25 +90,34 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
     // The queries of this wave: the rounding errors (part 0) or the rounded values (part 1).
     DEV_MEMBER const u8* query_part(u32 part) const { return memory + (part * QUERIES + wave() * 16) * K_PITCH; }
 
+    // A piece of keys, or of values.
+    struct Held {
+        u32 words[sizeof(KeyPiece) > sizeof(ValuePiece) ? sizeof(KeyPiece) / 4 : sizeof(ValuePiece) / 4];
+    };
+
     // Loads keys or values, rows of DIM values, from position `from` on into registers. Positions that no row sees are
     // clamped to others.
-    template <u32 DIM, typename Piece> DEV_MEMBER void load(const kv::Planes& planes, u32 from, Piece* to) const {
+    template <u32 DIM, typename Piece> DEV_MEMBER void load(const kv::Planes& planes, u32 from, Held* to) const {
         constexpr u32 PIECES = DIM / 8, N_PIECES = KEYS * PIECES;
 #pragma unroll
         for (u32 i = 0; i < LOADS<DIM>; i++) {
-            u32 piece = min_of(tid() + i * THREADS, N_PIECES - 1);
+            u32 piece = tid() + i * THREADS;
+            if (N_PIECES % THREADS != 0) piece = min_of(piece, N_PIECES - 1);
             u32 pos = min_of(max_of(from + piece / PIECES, job.first_key), job.last_key);
             u64 slot = p.cache.slot(p.cache.block(job.seq, pos), job.kv_head, pos);
-            to[i] = Piece::load(planes, slot, DIM, piece % PIECES * 8);
+            const Piece loaded = Piece::load(planes, slot, DIM, piece % PIECES * 8);
+            __builtin_memcpy(to[i].words, &loaded, sizeof(Piece));
         }
     }
-    template <u32 DIM, typename Piece> static DEV_MEMBER void store(u8* place, const Piece* from) {
+    template <u32 DIM, typename Piece> static DEV_MEMBER void store(u8* place, const Held* from) {
         constexpr u32 PIECES = DIM / 8, N_PIECES = KEYS * PIECES, PITCH = DIM * 2 + 16;
 #pragma unroll
         for (u32 i = 0; i < LOADS<DIM>; i++) {
             u32 piece = tid() + i * THREADS;
+            Piece held;
+            __builtin_memcpy(&held, from[i].words, sizeof(Piece));
             if (N_PIECES % THREADS == 0 || piece < N_PIECES)
-                store16(place + piece / PIECES * PITCH + piece % PIECES * 16, from[i].halves());
+                store16(place + piece / PIECES * PITCH + piece % PIECES * 16, held.halves());
         }
     }
 
@@ -143,15 +152,14 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
         u32 wave_first = uniform(job.position_of(wave() * 16)), wave_last = uniform(job.position_of(wave() * 16 + 15));
 
         // Keys and values in turn: with two of these, some kernels need scratch memory.
-        static_assert(__is_same(KeyType, ValueType));
-        KeyPiece coming[LOADS<K_DIM>];
+        Held coming[LOADS<K_DIM>];
         u32 begin = job.first_key / KEYS * KEYS;
-        load<K_DIM>(p.cache.k, begin, coming);
+        load<K_DIM, KeyPiece>(p.cache.k, begin, coming);
         for (u32 at = begin; at <= job.last_key; at += KEYS) {
             if constexpr (ONE_PLACE) shared_barrier();
-            store<K_DIM>(keys, coming);
+            store<K_DIM, KeyPiece>(keys, coming);
             shared_barrier();
-            load<V_DIM>(p.cache.v, at, coming);
+            load<V_DIM, ValuePiece>(p.cache.v, at, coming);
             bool seen = uniform(at <= job.last_seen(wave_last) && at + KEYS > p.scores.first_seen(wave_first)) != 0;
             bool whole =
                 uniform(at + KEYS - 1 <= job.last_seen(wave_first) && at >= p.scores.first_seen(wave_last)) != 0;
@@ -185,9 +193,9 @@ template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
                     for (u32 e = 0; e < ELEMENTS; e++) out[i].v[e] *= rescale[query_index(e)];
             }
             if constexpr (ONE_PLACE) shared_barrier();
-            store<V_DIM>(values, coming);
+            store<V_DIM, ValuePiece>(values, coming);
             shared_barrier();
-            if (at + KEYS <= job.last_key) load<K_DIM>(p.cache.k, at + KEYS, coming);
+            if (at + KEYS <= job.last_key) load<K_DIM, KeyPiece>(p.cache.k, at + KEYS, coming);
             if (seen) add_values(out, s, values, weights);
         }
         write(out, greatest, sum);

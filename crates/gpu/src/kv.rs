@@ -9,6 +9,8 @@ use crate::limit::Limit;
 use crate::memory::{Address, Buffer, Slice};
 use crate::ops;
 
+include!("kv_types.rs");
+
 /// Storage type of cached keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvType {
@@ -33,16 +35,6 @@ impl KvType {
         KvType::Q5_1,
         KvType::Q4_0,
     ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            KvType::F16 => "F16",
-            KvType::Q8_0 => "Q8_0",
-            KvType::F8E4M3 => "F8E4M3",
-            KvType::Q5_1 => "Q5_1",
-            KvType::Q4_0 => "Q4_0",
-        }
-    }
 
     /// Bytes of the codes of one head of `dim` values.
     fn code_bytes(self, dim: usize) -> usize {
@@ -72,19 +64,86 @@ impl KvType {
     pub(crate) fn has_scales(self) -> bool {
         self != KvType::F16
     }
+
+    /// As [`rocmforge_plan::KvType::hadamard_len`].
+    fn hadamard_len(self, dims: &[usize]) -> usize {
+        match self {
+            KvType::F16 | KvType::Q8_0 | KvType::F8E4M3 => 1,
+            KvType::Q5_1 => rocmforge_plan::KvType::Q5_1.hadamard_len(dims),
+            KvType::Q4_0 => rocmforge_plan::KvType::Q4_0.hadamard_len(dims),
+        }
+    }
 }
 
-/// The kernels of a file in `kernels/kv`, for each storage type.
-pub(crate) struct PerKvType<T>([T; KvType::ALL.len()]);
+/// The storage types of cached keys and of cached values, for which kernels are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvTypes {
+    name: &'static str,
+    keys: KvType,
+    values: KvType,
+}
 
-impl<T: KernelTable> PerKvType<T> {
-    /// `modules` has one name for each of [`KvType::ALL`].
-    pub(crate) fn of_modules(modules: [&'static str; KvType::ALL.len()]) -> PerKvType<T> {
-        PerKvType(modules.map(T::of_module))
+macro_rules! all_kv_types {
+    ($($name:ident: $keys:ident $values:ident),*) => {
+        &[$(KvTypes {
+            name: stringify!($name),
+            keys: KvType::$keys,
+            values: KvType::$values,
+        }),*]
+    };
+}
+
+impl KvTypes {
+    pub const ALL: &[KvTypes] = kv_types!(all_kv_types);
+
+    /// Returns these types, if there are kernels for them.
+    pub fn of(keys: KvType, values: KvType) -> Option<KvTypes> {
+        let mut all = KvTypes::ALL.iter().copied();
+        all.find(|types| (types.keys, types.values) == (keys, values))
     }
 
-    pub(crate) fn of(&self, ty: KvType) -> &T {
-        &self.0[ty as usize]
+    /// The name of the one type, or of both: `Q8_0_Q4_0`.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    pub fn keys(self) -> KvType {
+        self.keys
+    }
+
+    pub fn values(self) -> KvType {
+        self.values
+    }
+
+    /// Keys and values.
+    fn both(self) -> [KvType; 2] {
+        [self.keys, self.values]
+    }
+
+    /// Whether keys or values have scales.
+    pub(crate) fn has_scales(self) -> bool {
+        self.both().into_iter().any(KvType::has_scales)
+    }
+}
+
+impl From<KvType> for KvTypes {
+    fn from(ty: KvType) -> KvTypes {
+        KvTypes::of(ty, ty).expect("kernels are compiled for each type")
+    }
+}
+
+/// The kernels of a file in `kernels/kv`, for each of [`KvTypes::ALL`].
+pub(crate) struct PerKvTypes<T>([T; KvTypes::ALL.len()]);
+
+impl<T: KernelTable> PerKvTypes<T> {
+    /// `modules` has one name for each of [`KvTypes::ALL`].
+    pub(crate) fn of_modules(modules: [&'static str; KvTypes::ALL.len()]) -> PerKvTypes<T> {
+        PerKvTypes(modules.map(T::of_module))
+    }
+
+    pub(crate) fn of(&self, types: KvTypes) -> &T {
+        let place = KvTypes::ALL.iter().position(|&known| known == types);
+        &self.0[place.expect("there are no others")]
     }
 
     pub(crate) fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel)) {
@@ -92,24 +151,22 @@ impl<T: KernelTable> PerKvType<T> {
     }
 }
 
-/// The names of the modules of a file in `kernels/kv`, in the order of [`KvType::ALL`].
+/// The names of the modules of a file in `kernels/kv`, in the order of [`KvTypes::ALL`].
 macro_rules! kv_modules {
     ($file:ident) => {
-        [
-            concat!(stringify!($file), ".F16"),
-            concat!(stringify!($file), ".Q8_0"),
-            concat!(stringify!($file), ".F8E4M3"),
-            concat!(stringify!($file), ".Q5_1"),
-            concat!(stringify!($file), ".Q4_0"),
-        ]
+        kv_types!(kv_modules @of $file)
+    };
+    (@of $file:ident $($name:ident: $keys:ident $values:ident),*) => {
+        [$(concat!(stringify!($file), ".", stringify!($name))),*]
     };
 }
 pub(crate) use kv_modules;
+pub(crate) use kv_types;
 
 /// Dimensions of the KV cache of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    pub ty: KvType,
+    pub types: KvTypes,
     pub n_blocks: usize,
     pub n_kv_heads: usize,
     /// Tokens per page: 16, 32 or 64.
@@ -127,24 +184,26 @@ impl KvShape {
 
     /// Bytes of the keys and of the values.
     pub fn n_bytes(&self) -> [usize; 2] {
-        let [k, v] = [self.k_dim, self.v_dim].map(|dim| self.n_rows() * self.ty.head_bytes(dim));
-        match self.values {
-            Values::Apart => [k, v],
-            Values::InKeys => [k, 0],
-        }
+        let KvTypes { keys, values, .. } = self.types;
+        [
+            self.n_rows() * keys.head_bytes(self.k_dim),
+            match self.values {
+                Values::Apart => self.n_rows() * values.head_bytes(self.v_dim),
+                Values::InKeys => 0,
+            },
+        ]
     }
 
     /// How many neighbouring values of a key and of a value are rotated together before they are stored, 1 for none, as
     /// [`rocmforge_plan::KvType::hadamard_len`].
     pub fn hadamard_lens(&self) -> [usize; 2] {
-        let len = |dims: &[usize]| match self.ty {
-            KvType::F16 | KvType::Q8_0 | KvType::F8E4M3 => 1,
-            KvType::Q5_1 => rocmforge_plan::KvType::Q5_1.hadamard_len(dims),
-            KvType::Q4_0 => rocmforge_plan::KvType::Q4_0.hadamard_len(dims),
-        };
+        let KvTypes { keys, values, .. } = self.types;
         match self.values {
-            Values::Apart => [len(&[self.k_dim]), len(&[self.v_dim])],
-            Values::InKeys => [len(&[self.k_dim, self.v_dim]); 2],
+            Values::Apart => [
+                keys.hadamard_len(&[self.k_dim]),
+                values.hadamard_len(&[self.v_dim]),
+            ],
+            Values::InKeys => [keys.hadamard_len(&[self.k_dim, self.v_dim]); 2],
         }
     }
 
@@ -205,7 +264,7 @@ impl<'a> KvLayer<'a> {
     /// Returns the addresses of the keys and of the values, or of the keys that they are in.
     ///
     /// # Panics
-    /// If the memory does not have the size of the shape.
+    /// If the memory does not have the size of the shape, or values in keys have another type than these.
     pub(crate) fn planes(&self) -> [Planes; 2] {
         let KvShape {
             k_dim, v_dim, page, ..
@@ -217,18 +276,22 @@ impl<'a> KvLayer<'a> {
             "the cache of {:?}",
             self.shape
         );
-        let planes = |memory: Slice<'_, u8>, dim: usize| {
+        let types = self.shape.types;
+        let planes = |memory: Slice<'_, u8>, ty: KvType, dim: usize| {
             // Pages have at least 16 rows, so scales are aligned as codes are.
-            let n_codes = self.shape.n_rows() * self.shape.ty.code_bytes(dim);
+            let n_codes = self.shape.n_rows() * ty.code_bytes(dim);
             Planes {
                 codes: memory.address(),
                 scales: memory.part(n_codes..memory.len()).address(),
             }
         };
-        let k = planes(self.k, k_dim);
+        let k = planes(self.k, types.keys, k_dim);
         match self.shape.values {
-            Values::Apart => [k, planes(self.v, v_dim)],
-            Values::InKeys => [k, k],
+            Values::Apart => [k, planes(self.v, types.values, v_dim)],
+            Values::InKeys => {
+                assert_eq!(types.keys, types.values, "the type of values in keys");
+                [k, k]
+            }
         }
     }
 }

@@ -49,7 +49,7 @@ pub use gpu::Gpu;
 pub use graph::Graph;
 pub use image::{Image, fingerprint, images, kernel_archive, left_out};
 pub use kernel::KernelLayout;
-pub use kv::{KvLayer, KvShape, KvType};
+pub use kv::{KvLayer, KvShape, KvType, KvTypes};
 pub use limit::Limit;
 pub use memory::{Buffer, Slice};
 pub use operands::{

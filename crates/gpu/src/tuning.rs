@@ -18,7 +18,7 @@ use rocmforge_gguf::GgmlType;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::fingerprint;
-use crate::kv::KvType;
+use crate::kv::KvTypes;
 
 /// Maximum number of matrices in one launch.
 const MAX_MATRICES: usize = 3;
@@ -44,7 +44,7 @@ pub enum Shape {
     /// Attention of a few rows; `n_rows` as above. The length of the context and its splits are left out: with few
     /// blocks in a long context there are also few in a short one, where attention takes little time.
     Attention {
-        ty: KvType,
+        types: KvTypes,
         n_heads: usize,
         n_kv_heads: usize,
         dim: usize,
@@ -171,7 +171,7 @@ impl fmt::Display for Shape {
                 n_rows,
             } => write!(f, "matmul {} {n_out}x{n_in} rows {n_rows}", ty.name()),
             Shape::Attention {
-                ty,
+                types,
                 n_heads,
                 n_kv_heads,
                 dim,
@@ -179,7 +179,7 @@ impl fmt::Display for Shape {
             } => write!(
                 f,
                 "attention {} {n_heads}/{n_kv_heads}x{dim} rows {n_rows}",
-                ty.name()
+                types.name()
             ),
         }
     }
@@ -263,12 +263,13 @@ impl FromStr for Shape {
                     n_rows: number(n_rows)?,
                 })
             }
-            ["attention", ty, extents, "rows", n_rows] => {
+            ["attention", types, extents, "rows", n_rows] => {
                 let [heads, dim] = pair(extents, "x")?;
                 let [n_heads, n_kv_heads] = pair(heads, "/")?;
-                let ty = KvType::ALL.into_iter().find(|known| known.name() == ty);
+                let mut all = KvTypes::ALL.iter().copied();
+                let types = all.find(|known| known.name() == types);
                 Ok(Shape::Attention {
-                    ty: ty.ok_or(NoTuning)?,
+                    types: types.ok_or(NoTuning)?,
                     n_heads: number(n_heads)?,
                     n_kv_heads: number(n_kv_heads)?,
                     dim: number(dim)?,
@@ -319,12 +320,13 @@ impl FromStr for Choice {
 mod tests {
     use super::*;
 
-    const SHAPES: [&str; 5] = [
+    const SHAPES: [&str; 6] = [
         "matvec Q4_K 4096x14336",
         "matvec F16 1+2+3x4",
         "matmul MXFP4 128256x4096 rows 512",
         "attention F16 32/8x128 rows 1",
         "attention F8E4M3 8/1x256 rows 8",
+        "attention Q8_0_Q4_0 32/8x128 rows 1",
     ];
     const CHOICES: [&str; 6] = [
         "rows 1 split 8",
@@ -360,6 +362,7 @@ mod tests {
             "matmul Q4_K 1x1 rows -1",
             "attention F32 1/1x1 rows 1",
             "attention F16 1x1 rows 1",
+            "attention Q4_0_Q8_0 1/1x1 rows 1",
         ] {
             assert_eq!(text.parse::<Shape>(), Err(NoTuning), "{text}");
         }

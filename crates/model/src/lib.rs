@@ -24,7 +24,7 @@ mod windows;
 use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
-use rocmforge_plan::{Fusion, KvType, Plan, Weights, fuse_adds, fuse_ops};
+use rocmforge_plan::{Fusion, KvTypes, Plan, Weights, fuse_adds, fuse_ops};
 
 pub use embedding::{Embedding, PooledTokens, Pooling, Purpose, Reads};
 pub use error::LoadError;
@@ -136,9 +136,9 @@ impl Model {
         builder.loader.into_faults(recorded)
     }
 
-    /// Returns the bytes that one token takes in a KV cache of type `kv_type`.
-    pub fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
-        self.plan.kv_bytes_per_token(kv_type)
+    /// Returns the bytes that one token takes in a KV cache of these types.
+    pub fn kv_bytes_per_token(&self, kv_types: impl Into<KvTypes>) -> u64 {
+        self.plan.kv_bytes_per_token(kv_types)
     }
 }
 

@@ -9,7 +9,7 @@ use std::iter::Sum;
 
 use crate::acts::ActFormat;
 use crate::batch::{Batch, BatchSeq};
-use crate::kv::{KvSpec, KvType, Mask};
+use crate::kv::{KvSpec, KvTypes, Mask};
 use crate::op::{ActsId, BufferId, Linear, MixWeights, Op, Plan, RowCount, WeightId};
 use crate::params::{ExpertStack, Factor, OutMode};
 use crate::roofline::Roofline;
@@ -130,7 +130,7 @@ const GATED_OPS: u64 = 5;
 pub struct PlanCost<'a> {
     pub plan: &'a Plan,
     pub weights: &'a Weights,
-    pub kv_type: KvType,
+    pub kv_types: KvTypes,
 }
 
 impl PlanCost<'_> {
@@ -264,7 +264,7 @@ impl PlanCost<'_> {
                 let n_tokens = shape.n_tokens() as u64;
                 let values = kv.numbers_per_token() as u64;
                 OpCost {
-                    kv_bytes: n_tokens * kv.bytes_per_token(self.kv_type),
+                    kv_bytes: n_tokens * kv.bytes_per_token(self.kv_types),
                     buffer_bytes: 4 * n_tokens * values,
                     ..OpCost::default()
                 }
@@ -279,7 +279,7 @@ impl PlanCost<'_> {
                 let ops = shape.seqs.iter().map(|seq| seq.attention_ops(&kv));
                 let positions = shape.seqs.iter().map(|seq| seq.positions(kv.mask));
                 OpCost {
-                    kv_bytes: positions.sum::<u64>() * kv.bytes_per_token(self.kv_type),
+                    kv_bytes: positions.sum::<u64>() * kv.bytes_per_token(self.kv_types),
                     buffer_bytes: 4 * rows * (q_width + out_width),
                     f32_ops: n_heads as u64 * ops.sum::<u64>(),
                     ..OpCost::default()

@@ -1,5 +1,7 @@
 //! The KV cache as plans and batches see it: storage types, what each layer stores, and moves of cached tokens.
 
+use std::fmt;
+
 use rocmforge_gguf::quant::f8;
 use rocmforge_gguf::quant::legacy::{Q4_0, Q5_1};
 
@@ -85,6 +87,39 @@ impl KvType {
     }
 }
 
+/// The storage types of cached keys and of cached values. Its text is that of the type if both have one, else both:
+/// `q8_0/q4_0`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KvTypes {
+    pub keys: KvType,
+    pub values: KvType,
+}
+
+impl KvTypes {
+    /// Returns the one type of keys and values, if it is one.
+    pub fn same(self) -> Option<KvType> {
+        (self.keys == self.values).then_some(self.keys)
+    }
+}
+
+impl From<KvType> for KvTypes {
+    fn from(kv_type: KvType) -> KvTypes {
+        KvTypes {
+            keys: kv_type,
+            values: kv_type,
+        }
+    }
+}
+
+impl fmt::Display for KvTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.same() {
+            Some(kv_type) => f.write_str(kv_type.name()),
+            None => write!(f, "{}/{}", self.keys.name(), self.values.name()),
+        }
+    }
+}
+
 /// Which positions of its sequence a row sees: of those up to its own, except for the last two masks. A sequence with
 /// these is computed whole, in one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,20 +201,24 @@ pub enum Values {
 
 impl KvSpec {
     /// Bytes (K and V) that one token takes in this layer's cache.
-    pub fn bytes_per_token(&self, kv_type: KvType) -> u64 {
+    pub fn bytes_per_token(&self, kv_types: impl Into<KvTypes>) -> u64 {
+        let KvTypes { keys, values } = kv_types.into();
         let values = match self.values {
-            Values::Apart => kv_type.head_bytes(self.v_dim),
+            Values::Apart => values.head_bytes(self.v_dim),
             Values::InKeys => 0,
         };
-        (self.n_kv_heads * (kv_type.head_bytes(self.k_dim) + values)) as u64
+        (self.n_kv_heads * (keys.head_bytes(self.k_dim) + values)) as u64
     }
 
     /// Values of a key and of a value that are rotated together ([`KvType::hadamard_len`]). Those of a value in its key are
     /// never rotated with the rest of the key.
-    pub fn hadamard_lens(&self, kv_type: KvType) -> [usize; 2] {
+    pub fn hadamard_lens(&self, KvTypes { keys, values }: KvTypes) -> [usize; 2] {
         match self.values {
-            Values::Apart => [self.k_dim, self.v_dim].map(|dim| kv_type.hadamard_len(&[dim])),
-            Values::InKeys => [kv_type.hadamard_len(&[self.k_dim, self.v_dim]); 2],
+            Values::Apart => [
+                keys.hadamard_len(&[self.k_dim]),
+                values.hadamard_len(&[self.v_dim]),
+            ],
+            Values::InKeys => [keys.hadamard_len(&[self.k_dim, self.v_dim]); 2],
         }
     }
 
@@ -231,6 +270,40 @@ mod tests {
         ] {
             assert_eq!(KvType::Q4_0.hadamard_len(dims), wanted, "{dims:?}");
             assert_eq!(KvType::Q8_0.hadamard_len(dims), 1);
+        }
+    }
+
+    /// Each type is that of its own part.
+    #[test]
+    fn keys_and_values_have_types_apart() {
+        let spec = KvSpec {
+            n_kv_heads: 2,
+            k_dim: 192,
+            v_dim: 128,
+            mask: Mask::All,
+            values: Values::Apart,
+            heads: None,
+        };
+        let of = |keys, values| KvTypes { keys, values };
+        for (types, name, bytes, rotated) in [
+            (of(KvType::F16, KvType::Q8_0), "f16/q8_0", 384 + 136, [1, 1]),
+            (
+                of(KvType::Q8_0, KvType::Q4_0),
+                "q8_0/q4_0",
+                204 + 72,
+                [1, 128],
+            ),
+            (
+                of(KvType::Q4_0, KvType::Q8_0),
+                "q4_0/q8_0",
+                108 + 136,
+                [64, 1],
+            ),
+            (KvType::Q5_1.into(), "q5_1", 144 + 96, [64, 128]),
+        ] {
+            assert_eq!(types.to_string(), name);
+            assert_eq!(spec.bytes_per_token(types), 2 * bytes, "{name}");
+            assert_eq!(spec.hadamard_lens(types), rotated, "{name}");
         }
     }
 }

@@ -39,7 +39,7 @@ pub use constraint::{Constraint, ConstraintError, Progress, TokenMask};
 pub use cost::{BatchShape, OpCost, PlanCost, SeqShape};
 pub use error::ParameterError;
 pub use fuse::{Fusion, fuse_adds, fuse_ops, is_dead};
-pub use kv::{KvShift, KvSpec, KvType, Mask, SlotRun, Values};
+pub use kv::{KvShift, KvSpec, KvType, KvTypes, Mask, SlotRun, Values};
 pub use op::{
     ActsId, ActsInfo, Alibi, BufferId, BufferInfo, Growth, Linear, MixWeights, Op, Plan, RopeId,
     RoutingId, RowCount, Scores, WeightId,

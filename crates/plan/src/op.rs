@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::acts::ActFormat;
-use crate::kv::{KvSpec, KvType};
+use crate::kv::{KvSpec, KvTypes};
 use crate::params::{
     Activation, ExpertStack, Factor, OutMode, RopeStyle, Router, RowsOf, SharedWeight, Weighed,
 };
@@ -673,10 +673,11 @@ impl Plan {
         self.kv.iter().any(|spec| spec.mask.looks_ahead())
     }
 
-    /// Returns the bytes that one token takes in a KV cache of type `kv_type`.
-    pub fn kv_bytes_per_token(&self, kv_type: KvType) -> u64 {
+    /// Returns the bytes that one token takes in a KV cache of these types.
+    pub fn kv_bytes_per_token(&self, kv_types: impl Into<KvTypes>) -> u64 {
+        let kv_types = kv_types.into();
         let layers = self.kv.iter();
-        layers.map(|spec| spec.bytes_per_token(kv_type)).sum()
+        layers.map(|spec| spec.bytes_per_token(kv_types)).sum()
     }
 
     /// Returns an upper bound of the bytes of all buffers in a step of `n_tokens` tokens and `n_logits` rows of logits.

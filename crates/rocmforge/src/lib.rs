@@ -53,7 +53,7 @@ pub use rocmforge_engine::{ContextPolicy, FinishReason};
 pub use rocmforge_gguf::LoadMode;
 pub use rocmforge_grammar::{Grammar, Source};
 pub use rocmforge_model::Pooling;
-pub use rocmforge_plan::{KvType, SamplingParams};
+pub use rocmforge_plan::{KvType, KvTypes, SamplingParams};
 pub use rocmforge_runtime::gpu::GpuLayers;
 pub use rocmforge_text::chat_template::Sandbox;
 pub use session::{Session, Start};

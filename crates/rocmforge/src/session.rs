@@ -7,7 +7,7 @@ use rocmforge_engine::serve::{Handle, ServeOptions, Server, serve};
 use rocmforge_engine::{ContextPolicy, Engine, EngineConfig};
 use rocmforge_gguf::TokenId;
 use rocmforge_grammar::{Grammar, Source, Vocabulary};
-use rocmforge_plan::{KvType, SamplingParams};
+use rocmforge_plan::{KvTypes, SamplingParams};
 use rocmforge_runtime::check::{PassedFolder, SelfCheck};
 use rocmforge_runtime::gpu::{DeviceId, GpuConfig, GpuLayers, OpenOptions, TuningUse, WhenIdle};
 use rocmforge_runtime::tuning::{TuningFiles, TuningStore};
@@ -56,8 +56,8 @@ impl Start {
     }
 
     /// Sets the type of the KV cache.
-    pub fn kv_type(mut self, kv_type: KvType) -> Start {
-        self.config.kv_type = kv_type;
+    pub fn kv_type(mut self, kv_types: impl Into<KvTypes>) -> Start {
+        self.config.kv_types = kv_types.into();
         self
     }
 

@@ -35,10 +35,10 @@ use crate::stepwise::Part;
 pub use crate::stepwise::{Memory, Pass, Stepwise};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
-use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{ActFormat, ActsId, BufferId, ExpertStack, Mask, Op, Plan, WeightId};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, SeqState, StateStart, Want};
+use rocmforge_plan::{KvType, KvTypes};
 
 /// Maximum error relative to the largest magnitude in its row, or to the magnitude of its terms where a GEMM has few
 /// values per row. Sums of thousands of products in f32 differ from those in f64 by a few parts in a million.
@@ -132,14 +132,14 @@ pub fn check(
         n_threads,
         page: config.page,
         n_blocks: script.n_blocks,
-        kv_type: config.kv_type,
+        kv_types: config.kv_types,
         n_slots: PROMPT_ROWS.len(),
     };
     let weights = &model.weights;
     let labels = Labels {
         plan: &plan,
         weights,
-        kv_type: config.kv_type,
+        kv_types: config.kv_types,
     };
     let cpu = |isa| CpuBackend::new(plan.clone(), Arc::clone(weights), on_cpu(isa));
     let mut checked: Box<dyn Stepwise> = match on_gpu {
@@ -154,7 +154,7 @@ pub fn check(
                 page: config.page,
                 n_blocks: script.n_blocks,
                 n_slots: PROMPT_ROWS.len(),
-                kv_type: config.kv_type,
+                kv_types: config.kv_types,
                 batch_invariant: false,
                 graphs,
                 isa: config.isa,
@@ -376,14 +376,16 @@ fn passes(backend: &dyn Stepwise, n_ops: usize) -> Vec<(Range<usize>, Pass)> {
 struct Labels<'a> {
     plan: &'a Plan,
     weights: &'a Weights,
-    kv_type: KvType,
+    kv_types: KvTypes,
 }
 
 impl Labels<'_> {
     /// Whether the operation may round KV cache values to f16.
     fn may_round(&self, op: &Op, step: Step) -> bool {
-        let is_coded = !matches!(self.kv_type, KvType::F16 | KvType::F32);
-        is_coded && matches!((op, step), (Op::Attention { .. }, Step::Prompt))
+        let KvTypes { keys, values } = self.kv_types;
+        let is_coded = |ty| !matches!(ty, KvType::F16 | KvType::F32);
+        (is_coded(keys) || is_coded(values))
+            && matches!((op, step), (Op::Attention { .. }, Step::Prompt))
     }
 
     /// Returns shape and format, which with the name identify the kernel of an operation.
@@ -443,7 +445,7 @@ impl Labels<'_> {
             Op::KvAppend { layer, .. } => {
                 let kv = self.plan.kv[layer];
                 let shape = format!("{} heads of {} + {}", kv.n_kv_heads, kv.k_dim, kv.v_dim);
-                (shape, self.kv_type.name().to_string())
+                (shape, self.kv_types.to_string())
             }
             Op::Attention { layer, n_heads, .. } => {
                 let kv = self.plan.kv[layer];
@@ -458,7 +460,7 @@ impl Labels<'_> {
                     "{n_heads}/{} heads of {} + {}{mask}",
                     kv.n_kv_heads, kv.k_dim, kv.v_dim
                 );
-                (shape, self.kv_type.name().to_string())
+                (shape, self.kv_types.to_string())
             }
             ref other => {
                 let from: Vec<String> = other

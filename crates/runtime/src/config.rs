@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rocmforge_plan::{Fusion, KvType};
+use rocmforge_plan::{Fusion, KvTypes};
 
 use crate::error::ConfigError;
 use crate::gpu_config::GpuConfig;
@@ -20,7 +20,7 @@ pub struct EngineConfig {
     pub kv_tokens: KvTokens,
     /// Page size: tokens per KV-cache block; 16, 32 or 64.
     pub page: usize,
-    pub kv_type: KvType,
+    pub kv_types: KvTypes,
     /// Tokens per step. Longer prompts are prefilled in chunks of this size. On a GPU whose memory is scarce, chunks of more
     /// than 512 tokens get smaller.
     pub max_batch_tokens: usize,
@@ -70,7 +70,7 @@ impl Default for EngineConfig {
             max_seqs: 64,
             kv_tokens: KvTokens::OneContext,
             page: 32,
-            kv_type: KvType::F16,
+            kv_types: KvTypes::default(),
             max_batch_tokens: 256,
             step_target: None,
             prefix_sharing: PrefixSharing::On,

@@ -20,10 +20,10 @@ use crate::offload::Offload;
 use buffers::CacheData;
 pub(crate) use buffers::{ActsBuffer, LayerCache};
 use rocmforge_gguf::TokenId;
-use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, InputToken, LogitsRow, RowOutput, Sampled, StepOutput};
 use rocmforge_plan::{BatchShape, BufferId, KeyTurn, KvSpec, Op, Plan, PlanPart, Values};
+use rocmforge_plan::{KvType, KvTypes};
 
 /// Options of the CPU backend.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +34,7 @@ pub struct CpuOptions {
     pub page: usize,
     /// Blocks of the KV cache.
     pub n_blocks: usize,
-    pub kv_type: KvType,
+    pub kv_types: KvTypes,
     /// Slots for states of sequences.
     pub n_slots: usize,
 }
@@ -104,11 +104,11 @@ impl CpuBackend {
             let n_heads = options.n_blocks * options.page * spec.n_kv_heads;
             LayerCache {
                 spec: *spec,
-                hadamard: spec.hadamard_lens(options.kv_type),
-                k: CacheData::new(options.kv_type, n_heads, spec.k_dim),
+                hadamard: spec.hadamard_lens(options.kv_types),
+                k: CacheData::new(options.kv_types.keys, n_heads, spec.k_dim),
                 v: match spec.values {
-                    Values::Apart => CacheData::new(options.kv_type, n_heads, spec.v_dim),
-                    Values::InKeys => CacheData::new(options.kv_type, 0, spec.v_dim),
+                    Values::Apart => CacheData::new(options.kv_types.values, n_heads, spec.v_dim),
+                    Values::InKeys => CacheData::new(options.kv_types.values, 0, spec.v_dim),
                 },
             }
         };
@@ -237,7 +237,7 @@ impl CpuBackend {
 
     /// Returns the bytes of the KV cache of this backend's layers.
     pub(crate) fn kv_bytes(&self) -> u64 {
-        let per_token = self.plan.kv_bytes_per_token(self.options.kv_type);
+        let per_token = self.plan.kv_bytes_per_token(self.options.kv_types);
         per_token * (self.options.n_blocks * self.options.page) as u64
     }
 

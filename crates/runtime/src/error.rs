@@ -1,6 +1,6 @@
 //! Errors of settings and of devices.
 
-use rocmforge_plan::ParameterError;
+use rocmforge_plan::{KvTypes, ParameterError};
 
 use crate::self_check::OpCheck;
 
@@ -58,9 +58,13 @@ pub enum ConfigError {
     #[error("this model has no experts to keep on the CPU; limit the number of GPU layers instead")]
     NoExperts,
     #[error(
-        "on a GPU the KV cache can be f16, q8_0, fp8, q5_1 or q4_0, but not {kv_type}; use f16, or run on the CPU"
+        "this model keeps its values in its keys, so its KV cache has one type, but {kv_types} (keys/values) was asked for; use one type for both"
     )]
-    GpuKvType { kv_type: &'static str },
+    KvTypesOfLatent { kv_types: KvTypes },
+    #[error(
+        "on a GPU the types of the KV cache (keys/values) can be {known}, but not {kv_types}; use f16, or run on the CPU"
+    )]
+    GpuKvTypes { kv_types: KvTypes, known: String },
     #[error("the GPU kernels support {0}; run this model on the CPU")]
     GpuLimit(rocmforge_gpu::Limit),
 }

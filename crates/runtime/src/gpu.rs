@@ -43,12 +43,12 @@ pub use device::{
     Candidate, DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Selection, Survey, Variants,
     best, candidates, image_targets, read_bandwidth, roofline, survey, tuning_key,
 };
-pub(crate) use device::{heads_bytes, kv_type, weight_bytes};
+pub(crate) use device::{heads_bytes, kv_types, weight_bytes};
 pub use graph_check::{GraphCheck, StepTimes};
 pub(crate) use limits::check;
 use memory::{Memory, Sizes};
 use op_ranges::OpRanges;
-use rocmforge_plan::KvType;
+use rocmforge_plan::KvTypes;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{
     Batch, LogitsRow, RowOutput, SampleRow, Sampled, StepOutput, TokenLogprob, Want,
@@ -89,7 +89,7 @@ pub struct GpuOptions {
     pub n_blocks: usize,
     /// Slots for states of sequences; 0 if no layer keeps one.
     pub n_slots: usize,
-    pub kv_type: KvType,
+    pub kv_types: KvTypes,
     pub graphs: Graphs,
     /// Whether steps are of prompts or of answers only ([`StepRows`](rocmforge_plan::StepRows)).
     pub batch_invariant: bool,
@@ -200,7 +200,7 @@ impl GpuBackend {
             n_ctx: options.n_ctx,
             page: options.page,
             n_blocks: options.n_blocks,
-            kv_type: kv_type(options.kv_type)?,
+            kv_types: kv_types(options.kv_types)?,
         };
         let before = gpu.allocated_bytes();
         let latent = compile::latent_heads(&part.plan, &segments);

@@ -8,7 +8,7 @@ use crate::error::ConfigError;
 use rocmforge_gpu::ops::MAX_ANSWER_ROWS;
 use rocmforge_model::Model;
 use rocmforge_plan::{Fixed, Plan};
-use rocmforge_plan::{KvType, ParameterError};
+use rocmforge_plan::{KvSpec, KvTypes, ParameterError, Values};
 
 /// Default context when the model was trained for more.
 const DEFAULT_CTX: usize = 8192;
@@ -129,7 +129,7 @@ impl MemoryBudget {
                 .buffer_bytes(max_tokens, max_logits)
                 .saturating_add(plan.state_bytes()),
             state_bytes: plan.state_bytes(),
-            bytes_per_token: plan.kv_bytes_per_token(config.kv_type).max(1),
+            bytes_per_token: plan.kv_bytes_per_token(config.kv_types).max(1),
             free_bytes,
         }
     }
@@ -359,16 +359,19 @@ fn n_slots(
     Ok(n_slots)
 }
 
-/// Rejects a cache type whose quantization blocks do not divide the model's heads.
-fn check_heads(model: &Model, kv_type: KvType) -> Result<(), ConfigError> {
-    let mut dims = model
-        .plan
-        .kv
-        .iter()
-        .flat_map(|spec| [spec.k_dim, spec.v_dim]);
-    match dims.find(|&dim| !dim.is_multiple_of(kv_type.block_len(dim))) {
+/// Rejects a cache type whose quantization blocks do not divide the model's heads, and two types where values are parts of
+/// keys.
+fn check_heads(model: &Model, types: KvTypes) -> Result<(), ConfigError> {
+    let layers = &model.plan.kv;
+    let is_latent = |spec: &KvSpec| spec.values == Values::InKeys;
+    if layers.iter().any(is_latent) && types.same().is_none() {
+        return Err(ConfigError::KvTypesOfLatent { kv_types: types });
+    }
+    let mut heads =
+        { layers.iter() }.flat_map(|spec| [(types.keys, spec.k_dim), (types.values, spec.v_dim)]);
+    match heads.find(|&(kv_type, dim)| !dim.is_multiple_of(kv_type.block_len(dim))) {
         None => Ok(()),
-        Some(head_dim) => Err(ConfigError::KvTypeHeadDim {
+        Some((kv_type, head_dim)) => Err(ConfigError::KvTypeHeadDim {
             kv_type: kv_type.name(),
             block_len: kv_type.block_len(head_dim),
             head_dim,
@@ -379,7 +382,7 @@ fn check_heads(model: &Model, kv_type: KvType) -> Result<(), ConfigError> {
 /// Rejects settings that no machine could serve, at all or with this model.
 pub(crate) fn check(model: &Model, config: &EngineConfig) -> Result<(), ConfigError> {
     check_config(config)?;
-    check_heads(model, config.kv_type)
+    check_heads(model, config.kv_types)
 }
 
 /// Rejects values out of range. The error names the setting.
@@ -454,6 +457,7 @@ mod tests {
     use std::sync::Arc;
 
     use rocmforge_gguf::{GgmlType, Gguf, LoadMode};
+    use rocmforge_plan::KvType;
     use rocmforge_testkit::models::families;
 
     use super::*;
@@ -489,19 +493,29 @@ mod tests {
         assert_eq!(resolve(&config, Some(20 * MIB)), (tight, tight / 32));
 
         let wide = EngineConfig {
-            kv_type: KvType::F32,
+            kv_types: KvType::F32.into(),
             ..config.clone()
         };
         assert_eq!(resolve(&wide, Some(20 * MIB)).0, tight / 2 / 32 * 32);
         let narrow = EngineConfig {
-            kv_type: KvType::Q8_0,
+            kv_types: KvType::Q8_0.into(),
             ..config.clone()
         };
         // 34 bytes instead of 64.
         let narrow = resolve(&narrow, Some(20 * MIB)).0;
         assert_eq!(narrow, (tight * 64 / 34).min(2048) / 32 * 32);
+        let mixed = EngineConfig {
+            kv_types: KvTypes {
+                keys: KvType::F32,
+                values: KvType::F16,
+            },
+            ..config.clone()
+        };
+        // 6 bytes instead of 4.
+        let mixed = resolve(&mixed, Some(20 * MIB)).0;
+        assert_eq!(mixed, tight * 2 / 3 / 32 * 32);
         let float = EngineConfig {
-            kv_type: KvType::F8E4M3,
+            kv_types: KvType::F8E4M3.into(),
             ..config.clone()
         };
         // A byte for each value and two for each head: 66 instead of 128.
@@ -569,7 +583,7 @@ mod tests {
     fn rejects_cache_types_whose_blocks_do_not_divide_the_heads() {
         let mut model = model();
         let config = EngineConfig {
-            kv_type: KvType::Q8_0,
+            kv_types: KvType::Q8_0.into(),
             ..EngineConfig::default()
         };
         assert!(resolve(&model, &config, None).is_ok());
@@ -583,10 +597,43 @@ mod tests {
         assert!(message.contains("f16 or fp8"), "{message}");
         for kv_type in [KvType::F16, KvType::F32, KvType::F8E4M3] {
             let config = EngineConfig {
-                kv_type,
+                kv_types: kv_type.into(),
                 ..EngineConfig::default()
             };
             assert!(resolve(&model, &config, None).is_ok());
+        }
+        // The heads of 80 values are values.
+        let with = |keys, values| EngineConfig {
+            kv_types: KvTypes { keys, values },
+            ..EngineConfig::default()
+        };
+        assert!(resolve(&model, &with(KvType::Q8_0, KvType::F16), None).is_ok());
+        let refused = resolve(&model, &with(KvType::F16, KvType::Q8_0), None).unwrap_err();
+        assert!(refused.to_string().contains("of type q8_0"), "{refused}");
+    }
+
+    #[test]
+    fn values_in_keys_have_the_type_of_keys() {
+        let writer = rocmforge_testkit::models::model("deepseek2", GgmlType::F32);
+        let writer = writer.unwrap().unwrap();
+        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+        let model = Model::load(Arc::new(gguf)).unwrap();
+        for (keys, values, is_ok) in [
+            (KvType::Q8_0, KvType::Q8_0, true),
+            (KvType::Q8_0, KvType::Q4_0, false),
+        ] {
+            let config = EngineConfig {
+                kv_types: KvTypes { keys, values },
+                ..EngineConfig::default()
+            };
+            match resolve(&model, &config, None) {
+                Ok(_) => assert!(is_ok),
+                Err(error) => {
+                    assert!(!is_ok, "{error}");
+                    let message = error.to_string();
+                    assert!(message.contains("one type, but q8_0/q4_0"), "{message}");
+                }
+            }
         }
     }
 

@@ -351,7 +351,7 @@ impl Planner<'_> {
             candidates.extend(splits(Side::Cpu));
         }
         candidates.push(Candidate::Cpu);
-        let bytes = CpuBytes::of(&self.plan, self.model, self.config.kv_type, n_ctx);
+        let bytes = CpuBytes::of(&self.plan, self.model, self.config.kv_types, n_ctx);
         candidates.sort_by_key(|candidate| match candidate {
             Candidate::Whole => 0,
             Candidate::Split(split) => bytes.of_split(*split),

@@ -64,7 +64,7 @@ fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Start
     if gpu.offload.layers == GpuLayers::Count(0) {
         return on_cpu(model, config);
     }
-    gpu::kv_type(config.kv_type)?;
+    gpu::kv_types(config.kv_types)?;
     let (backend, (placed, steps_in_flight)) = caught(|| make(model, config, gpu))??;
     let Placed {
         resolved,
@@ -207,7 +207,7 @@ fn cpu_options(config: &EngineConfig, resolved: &Resolved) -> CpuOptions {
         n_threads: n_threads(config),
         page: config.page,
         n_blocks: resolved.n_blocks,
-        kv_type: config.kv_type,
+        kv_types: config.kv_types,
         n_slots: resolved.n_slots,
     }
 }
@@ -223,7 +223,7 @@ fn gpu_options(config: &EngineConfig, resolved: &Resolved, graphs: Graphs) -> Gp
         page: config.page,
         n_blocks: resolved.n_blocks,
         n_slots: resolved.n_slots,
-        kv_type: config.kv_type,
+        kv_types: config.kv_types,
         batch_invariant: limits.max_answer_rows.is_some(),
         graphs,
         isa: config.isa,

@@ -111,7 +111,7 @@ impl SharedEngine {
             max_seqs: self.n_seqs,
             kv_tokens: KvTokens::Exactly(kv_tokens(self.n_seqs, 0, self.n_ctx, PAGE)),
             page: PAGE,
-            kv_type: KvType::F16,
+            kv_types: KvType::F16.into(),
             device,
             isa,
             n_threads: Some(n_threads),
@@ -202,7 +202,7 @@ fn work(model: &Model, steps: &[BatchShape], n_tokens: usize) -> Work {
     let cost = PlanCost {
         plan: &model.plan,
         weights: &model.weights,
-        kv_type: KvType::F16,
+        kv_types: KvType::F16.into(),
     };
     let ops =
         |shape: &BatchShape| -> OpCost { model.plan.ops.iter().map(|op| cost.op(op, shape)).sum() };

@@ -68,6 +68,26 @@ pub struct BenchArgs {
         help_heading = "Tests"
     )]
     pub kv_type: Vec<KvTypeArg>,
+    /// Types of cached keys [default: --kv-type]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE,...",
+        value_delimiter = ',',
+        hide_possible_values = true,
+        help_heading = "Tests"
+    )]
+    pub kv_type_k: Vec<KvTypeArg>,
+    /// Types of cached values [default: --kv-type]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE,...",
+        value_delimiter = ',',
+        hide_possible_values = true,
+        help_heading = "Tests"
+    )]
+    pub kv_type_v: Vec<KvTypeArg>,
     /// Numbers of layers to run on the GPU, auto or all [default: all]
     #[arg(
         long,

@@ -1,6 +1,7 @@
 //! Flags for the KV cache and the context.
 
 use clap::{Args, ValueEnum};
+use rocmforge_plan::KvType;
 
 /// The KV cache.
 #[derive(Debug, Clone, Args)]
@@ -9,6 +10,26 @@ pub struct CacheArgs {
     /// KV cache type
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16, env = "ROCMFORGE_KV_TYPE", hide_env_values = true)]
     pub kv_type: KvTypeArg,
+    /// Type of cached keys [default: --kv-type]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE",
+        env = "ROCMFORGE_KV_TYPE_K",
+        hide_env_values = true,
+        hide_possible_values = true
+    )]
+    pub kv_type_k: Option<KvTypeArg>,
+    /// Type of cached values [default: --kv-type]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE",
+        env = "ROCMFORGE_KV_TYPE_V",
+        hide_env_values = true,
+        hide_possible_values = true
+    )]
+    pub kv_type_v: Option<KvTypeArg>,
     /// Tokens per KV-cache page: 16, 32 or 64 [default: by context]
     #[arg(
         long,
@@ -39,6 +60,19 @@ pub enum KvTypeArg {
     Q4_0,
     #[value(name = "fp8", aliases = ["f8_e4m3", "fp8_e4m3"])]
     F8E4M3,
+}
+
+impl From<KvTypeArg> for KvType {
+    fn from(kv_type: KvTypeArg) -> KvType {
+        match kv_type {
+            KvTypeArg::F16 => KvType::F16,
+            KvTypeArg::F32 => KvType::F32,
+            KvTypeArg::Q8_0 => KvType::Q8_0,
+            KvTypeArg::F8E4M3 => KvType::F8E4M3,
+            KvTypeArg::Q5_1 => KvType::Q5_1,
+            KvTypeArg::Q4_0 => KvType::Q4_0,
+        }
+    }
 }
 
 /// The context size.

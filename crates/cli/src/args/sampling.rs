@@ -63,7 +63,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub xtc_probability: f32,
-    /// Minimum probability of a top choice (XTC); above 0.5: off
+    /// Least probability of a top choice (XTC); above 0.5: off
     #[arg(
         long,
         value_name = "P",
@@ -95,7 +95,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub repeat_penalty: f32,
-    /// Presence penalty: subtracted from the logits of recent tokens; 0: off
+    /// Presence penalty, subtracted for recent tokens; 0: off
     #[arg(
         long,
         value_name = "X",
@@ -111,7 +111,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub frequency_penalty: f32,
-    /// Number of recent tokens that the penalties consider; -1: all
+    /// Recent tokens that the penalties consider; -1: all
     #[arg(
         long,
         value_name = "N",
@@ -127,7 +127,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     pub dry_multiplier: f32,
-    /// DRY penalty base, raised to the length of the repetition
+    /// DRY penalty base, raised to the repetition's length
     #[arg(
         long,
         value_name = "X",

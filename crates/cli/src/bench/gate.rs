@@ -118,10 +118,10 @@ fn median(samples: &[Duration]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use rocmforge_plan::KvTypes;
     use rocmforge_runtime::gpu::Offload;
 
     use super::*;
-    use crate::args::KvTypeArg;
 
     fn test(n_prompt: usize, n_gen: usize) -> Test {
         Test {
@@ -130,7 +130,7 @@ mod tests {
             n_depth: 0,
             n_seqs: 2,
             n_threads: 1,
-            kv_type: KvTypeArg::F16,
+            kv_types: KvTypes::default(),
             offload: Offload::default(),
         }
     }

@@ -9,7 +9,6 @@
 //!
 //! The depth is put into the cache before the clock starts, once for all runs.
 
-use crate::resolve;
 use crate::session;
 use crate::speculation::{self, Drafting};
 use rocmforge::parts::{Started, settled, start_or_fall_back};
@@ -23,21 +22,20 @@ use rocmforge_cpu::Isa;
 use rocmforge_engine::{Device, DeviceError, DraftCounts, EngineConfig, EngineError, KvTokens};
 use rocmforge_external::sampler::Source;
 use rocmforge_model::Model;
-use rocmforge_plan::Roofline;
-use rocmforge_plan::{BatchShape, PlanCost};
+use rocmforge_plan::{BatchShape, KvTypes, PlanCost, Roofline};
 use rocmforge_profile::schema::Utilization;
 use rocmforge_runtime::BackendInfo;
 use rocmforge_runtime::gpu::Offload;
 use rocmforge_text::tokenizer::Tokenizer;
 
 use super::{Test, sensors};
-use crate::args::{BenchArgs, CacheArgs, Device as DeviceArg, DraftBy, LoadArgs, Speculation};
+use crate::args::{BenchArgs, Device as DeviceArg, DraftBy, LoadArgs, Speculation};
 use crate::interrupt::Working;
 
 /// Where a group of tests runs.
-pub struct Machine<'a> {
+pub struct Machine {
     pub isa: Isa,
-    pub cache: &'a CacheArgs,
+    pub kv_types: KvTypes,
     /// In words, if it is not the CPU.
     pub gpu: Option<String>,
     /// Whether the CPU has a part of the model beside a GPU.
@@ -70,12 +68,12 @@ pub struct Measured {
 
 impl Measured {
     /// The least time of the steps on `machine`, in seconds.
-    pub fn at_roofline(&self, model: &Model, machine: &Machine<'_>) -> Option<f64> {
+    pub fn at_roofline(&self, model: &Model, machine: &Machine) -> Option<f64> {
         let roofline = machine.roofline.as_ref()?;
         let cost = PlanCost {
             plan: &model.plan,
             weights: &model.weights,
-            kv_type: resolve::cache_config(machine.cache, None).kv_type,
+            kv_types: machine.kv_types,
         };
         let seconds = |shape| cost.step_seconds(shape, roofline);
         Some(self.steps.iter().map(seconds).sum())
@@ -96,7 +94,7 @@ impl Bench {
         model: &Model,
         tests: &[Test],
         (isa, device, asked): (Isa, &Device, DeviceArg),
-        cache: &CacheArgs,
+        page: usize,
         speculation: &Speculation,
     ) -> Result<Bench, EngineError> {
         let n_seqs = tests[0].n_seqs;
@@ -104,13 +102,15 @@ impl Bench {
         // Beside its tokens a sequence of a generation has the one that begins it.
         let depth = largest(&|test| test.n_depth);
         let after = largest(&|test| test.n_prompt + test.n_gen) + 2;
-        let cached = resolve::cache_config(cache, Some(depth + after));
         let config = EngineConfig {
+            n_ctx: Some(depth + after),
             max_seqs: n_seqs,
-            kv_tokens: KvTokens::Exactly(kv_tokens(n_seqs, depth, after, cached.page)),
+            page,
+            kv_types: tests[0].kv_types,
+            kv_tokens: KvTokens::Exactly(kv_tokens(n_seqs, depth, after, page)),
             isa,
             n_threads: Some(tests[0].n_threads),
-            ..cached
+            ..EngineConfig::default()
         };
         let n_draft = match speculation.by {
             DraftBy::Auto | DraftBy::Nothing => 0,

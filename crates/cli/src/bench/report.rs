@@ -5,7 +5,7 @@ use anyhow::Result;
 use rocmforge_bench::baseline::{Measurement, OTHER_LOAD};
 use rocmforge_bench::load;
 use rocmforge_gguf::Gguf;
-use rocmforge_plan::Roofline;
+use rocmforge_plan::{KvTypes, Roofline};
 use rocmforge_profile::clock;
 use rocmforge_profile::schema::{Utilization, is_above_peak};
 use rocmforge_profile::stats::Summary;
@@ -15,7 +15,7 @@ use serde_json::Value as Json;
 
 use super::measure::{Machine, Measured};
 use super::{Subject, Test};
-use crate::args::{BenchOutput, KvTypeArg};
+use crate::args::BenchOutput;
 use crate::output::{self, Out};
 use crate::{devices, inspect, version};
 
@@ -102,18 +102,12 @@ pub struct Record {
 const JSON_ONLY: [&str; 2] = ["samples_ns", "samples_ts"];
 
 impl Record {
-    pub fn new(
-        subject: &Subject,
-        test: &Test,
-        machine: &Machine<'_>,
-        measured: &Measured,
-    ) -> Record {
+    pub fn new(subject: &Subject, test: &Test, machine: &Machine, measured: &Measured) -> Record {
         let samples = &measured.samples;
         let seconds: Vec<f64> = samples.iter().map(|time| time.as_secs_f64()).collect();
         let ns: Vec<f64> = seconds.iter().map(|seconds| seconds * 1e9).collect();
         let n_tokens = test.n_tokens() as f64;
         let samples_ts: Vec<f64> = seconds.iter().map(|seconds| n_tokens / seconds).collect();
-        let type_kv = kv_type_name(test.kv_type);
         let peak = |of: fn(&Roofline) -> f64| {
             let peak = machine.roofline.as_ref().map(|r| of(r) / 1e9);
             peak.filter(|peak| peak.is_finite())
@@ -141,8 +135,8 @@ impl Record {
             cpu_mask: "0x0",
             cpu_strict: false,
             poll: 50,
-            type_k: type_kv,
-            type_v: type_kv,
+            type_k: test.kv_types.keys.name(),
+            type_v: test.kv_types.values.name(),
             n_gpu_layers: n_gpu_layers(subject, test, machine),
             n_cpu_moe: match machine.offload.experts {
                 Experts::OnCpu => subject.model.config.n_layers() as u32,
@@ -279,7 +273,7 @@ impl Record {
 }
 
 /// Returns the number of layers on the GPU, or llama-bench's -1 for `all`.
-fn n_gpu_layers(subject: &Subject, test: &Test, machine: &Machine<'_>) -> i32 {
+fn n_gpu_layers(subject: &Subject, test: &Test, machine: &Machine) -> i32 {
     let n = match (test.offload.layers, machine.offload.layers) {
         (GpuLayers::All, _) => return -1,
         (_, GpuLayers::Count(n)) => n,
@@ -300,17 +294,6 @@ fn deviation(values: &[f64]) -> f64 {
     let mean = mean(values);
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     (squares / (values.len() - 1) as f64).sqrt()
-}
-
-pub fn kv_type_name(kv_type: KvTypeArg) -> &'static str {
-    match kv_type {
-        KvTypeArg::F16 => "f16",
-        KvTypeArg::F32 => "f32",
-        KvTypeArg::Q8_0 => "q8_0",
-        KvTypeArg::F8E4M3 => "fp8",
-        KvTypeArg::Q5_1 => "q5_1",
-        KvTypeArg::Q4_0 => "q4_0",
-    }
 }
 
 /// Returns architecture, size and file type: `llama 1B Q4_K - Medium`.
@@ -380,8 +363,8 @@ pub struct Printer {
     form: BenchOutput,
     out: Out,
     n_rows: usize,
-    /// Whether the table has a column for the KV cache type.
-    with_kv_type: bool,
+    /// The table's columns for the types of the KV cache: one if keys and values have the same in each test.
+    kv_types: &'static [&'static str],
 }
 
 impl Printer {
@@ -390,12 +373,19 @@ impl Printer {
             form,
             out,
             n_rows: 0,
-            with_kv_type: false,
+            kv_types: &[],
         }
     }
 
     pub fn header(&mut self, tests: &[Test]) -> Result<()> {
-        self.with_kv_type = tests.iter().any(|test| test.kv_type != KvTypeArg::F16);
+        let types = || tests.iter().map(|test| test.kv_types);
+        self.kv_types = if types().any(|types| types.same().is_none()) {
+            &["type_k", "type_v"]
+        } else if types().any(|types| types != KvTypes::default()) {
+            &["type_k"]
+        } else {
+            &[]
+        };
         match self.form {
             BenchOutput::Json => self.out.line("["),
             BenchOutput::Table => {
@@ -460,9 +450,7 @@ impl Printer {
             ("backend", -10),
             ("threads", 7),
         ];
-        if self.with_kv_type {
-            columns.push(("type_k", 6));
-        }
+        columns.extend(self.kv_types.iter().map(|&name| (name, 6)));
         columns.extend([("test", 15), ("t/s", 20), ("roofline", 8)]);
         columns
     }
@@ -490,6 +478,7 @@ impl Printer {
                     "backend" => record.backends.to_string(),
                     "threads" => record.n_threads.to_string(),
                     "type_k" => record.type_k.to_string(),
+                    "type_v" => record.type_v.to_string(),
                     "test" => name.to_string(),
                     "t/s" => format!("{:.2} ± {:.2}", record.avg_ts, record.stddev_ts),
                     _ => match record.roofline_share {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use rocmforge_bench::load;
 use rocmforge_cpu::default_threads;
 use rocmforge_engine::{Device, EngineConfig};
-use rocmforge_plan::KvType;
 use rocmforge_plan::{KvSpec, Plan, PlanCost, Side};
+use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_profile::advisor;
 use rocmforge_profile::advisor::{Facts, MoreThreads, SmallerKv, View};
 use rocmforge_profile::clock;
@@ -64,7 +64,7 @@ impl Found<'_> {
         let ops = PlanOps::new(PlanCost {
             plan: &plan,
             weights: &self.session.model.weights,
-            kv_type: self.config().kv_type,
+            kv_types: self.config().kv_types,
         });
         let ceilings = self.ceilings.iter().copied().reduce(Ceilings::best_of);
         let phases = self.phases((&runs.profiled, &runs.unprofiled), &ops, ceilings.as_ref())?;
@@ -346,7 +346,10 @@ impl Found<'_> {
         Memory {
             weights: inspect::weight_bytes(&self.session.file.gguf),
             kv_pool: info.kv_bytes,
-            kv_per_token: self.session.model.kv_bytes_per_token(self.config().kv_type),
+            kv_per_token: self
+                .session
+                .model
+                .kv_bytes_per_token(self.config().kv_types),
             scratch: Some(match info.device_memory {
                 Some(memory) => memory.scratch,
                 None => plan.buffer_bytes(n_rows, 1),
@@ -367,14 +370,14 @@ impl Found<'_> {
             ceilings: Ceilings::of_cpu(self.config().isa, n_cores),
         });
         let model = &self.session.model;
-        let bytes = |kv_type| model.kv_bytes_per_token(kv_type) as f64;
+        let bytes = |types: KvTypes| model.kv_bytes_per_token(types) as f64;
         let is_blocks = |dim: usize| dim.is_multiple_of(KvType::Q8_0.block_len(dim));
         let has_blocks = |kv: &KvSpec| is_blocks(kv.k_dim) && is_blocks(kv.v_dim);
         let smaller = match model.plan.kv.iter().all(has_blocks) {
             true => KvType::Q8_0,
             false => KvType::F8E4M3,
         };
-        let bytes_share = bytes(smaller) / bytes(self.config().kv_type);
+        let bytes_share = bytes(smaller.into()) / bytes(self.config().kv_types);
         let smaller_kv = (bytes_share < 1.0).then(|| SmallerKv {
             name: smaller.name().to_string(),
             bytes_share,

@@ -155,6 +155,27 @@ fn prints_every_output_format() {
     assert_eq!(rows.len(), 2);
     assert_eq!(rows[1]["n_gen"], 3);
 
+    // Every pair once; values have a column of their own then.
+    let types = ["--kv-type", "f16,q8_0", "--kv-type-v", "q4_0,q8_0"];
+    let rows = bench(&[&types[..], &["-o", "jsonl"]].concat()).ok();
+    let pairs = rows.text().lines().map(|line| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        ["type_k", "type_v"].map(|name| row[name].as_str().unwrap().to_string())
+    });
+    let mut pairs: Vec<[String; 2]> = pairs.collect();
+    // The tests of prompts and of generated tokens.
+    pairs.dedup();
+    let wanted = [
+        ["f16", "q4_0"],
+        ["f16", "q8_0"],
+        ["q8_0", "q4_0"],
+        ["q8_0", "q8_0"],
+    ];
+    assert_eq!(pairs, wanted);
+    let table = bench(&types).ok();
+    let header = table.text().lines().next().unwrap();
+    assert!(header.contains("| type_k | type_v |"), "{header}");
+
     let table = bench(&["-d", "32", "-b", "2", "--kv-type", "f32"]).ok();
     let lines: Vec<&str> = table.text().lines().collect();
     let cells = |line: &str| {

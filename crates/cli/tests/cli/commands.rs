@@ -69,6 +69,38 @@ fn inspect_describes_the_built_in_model() {
         let kv_bytes = 10 * 2 * (64 / 32 * block_bytes) * 2 * 2048;
         assert_eq!(coded["memory"]["kv_bytes"], kv_bytes, "{name}");
     }
+    // The flags of keys and of values come before that of both, and a variable is as its flag.
+    for (flags, variables, [key_bytes, value_bytes]) in [
+        (&["--kv-type-v", "q8_0"][..], &[][..], [128, 68]),
+        (&["--kv-type", "q8_0", "--kv-type-v", "q4_0"], &[], [68, 36]),
+        (
+            &["--kv-type-v", "q5_1", "--kv-type-k", "f32"],
+            &[],
+            [256, 48],
+        ),
+        (
+            &["--kv-type", "q4_0"],
+            &[("ROCMFORGE_KV_TYPE_K", "q8_0")],
+            [68, 36],
+        ),
+        (
+            &["--kv-type-k", "q8_0"],
+            &[
+                ("ROCMFORGE_KV_TYPE_K", "f32"),
+                ("ROCMFORGE_KV_TYPE_V", "q4_0"),
+            ],
+            [68, 36],
+        ),
+    ] {
+        let mut inspect = command(&["inspect", "--json"]);
+        inspect.args(flags).envs(variables.iter().copied());
+        let split = finish(inspect).json();
+        let kv_bytes = 10 * 2 * (key_bytes + value_bytes) * 2048;
+        assert_eq!(
+            split["memory"]["kv_bytes"], kv_bytes,
+            "{flags:?} {variables:?}"
+        );
+    }
     for name in ["fp8", "f8_e4m3", "fp8_e4m3"] {
         let float = run(&["inspect", "--json", "--kv-type", name]).json();
         let kv_bytes = 10 * 2 * (64 + 2) * 2 * 2048;

@@ -295,5 +295,14 @@ fn reports_missing_devices() {
     if let Some(device) = host_device() {
         let flags = ["--device", &device, "--kv-type", "f32"];
         generate(&flags).fails(1, "--kv-type f16");
+        let flags = [
+            "--device",
+            &device,
+            "--kv-type",
+            "q4_0",
+            "--kv-type-v",
+            "q8_0",
+        ];
+        generate(&flags).fails(1, "q8_0/q4_0, but not q4_0/q8_0");
     }
 }

@@ -49,21 +49,27 @@ fn dtypes(shape: &AttnShape) -> Vec<Dtype> {
     any.chain(few_bits.into_iter().flatten()).collect()
 }
 
-/// The shape with keys and values rotated as a cache of this type has them.
-fn in_cache(shape: &AttnShape, values: Values, dtype: Dtype) -> AttnShape {
-    let Dtype::Heads(code) = dtype else {
-        return *shape;
+/// Types of keys and of values.
+type Types = [Dtype; 2];
+
+/// The shape with keys and values rotated as a cache of these types has them.
+fn in_cache(shape: &AttnShape, values: Values, types: Types) -> AttnShape {
+    let len = |dtype, dims: &[usize]| {
+        let Dtype::Heads(code) = dtype else {
+            return 1;
+        };
+        let kv_type = match code {
+            HeadCode::F8E4M3 => KvType::F8E4M3,
+            HeadCode::Q8_0 => KvType::Q8_0,
+            HeadCode::Q5_1 => KvType::Q5_1,
+            HeadCode::Q4_0 => KvType::Q4_0,
+        };
+        kv_type.hadamard_len(dims)
     };
-    let kv_type = match code {
-        HeadCode::F8E4M3 => KvType::F8E4M3,
-        HeadCode::Q8_0 => KvType::Q8_0,
-        HeadCode::Q5_1 => KvType::Q5_1,
-        HeadCode::Q4_0 => KvType::Q4_0,
-    };
-    let dims = [shape.k_dim, shape.v_dim];
+    let (k_dim, v_dim) = (shape.k_dim, shape.v_dim);
     let [k_hadamard, v_hadamard] = match values {
-        Values::Apart => dims.map(|dim| kv_type.hadamard_len(&[dim])),
-        Values::InKeys => [kv_type.hadamard_len(&dims); 2],
+        Values::Apart => [len(types[0], &[k_dim]), len(types[1], &[v_dim])],
+        Values::InKeys => [len(types[0], &[k_dim, v_dim]); 2],
     };
     AttnShape {
         k_hadamard,
@@ -121,13 +127,14 @@ impl Seq {
         }
     }
 
-    /// Rounds the keys and values as a cache of such heads does.
-    fn in_heads(mut self, shape: &AttnShape, code: HeadCode) -> Seq {
-        let shape = &in_cache(shape, self.values, Dtype::Heads(code));
-        for (x, dim, len) in [
-            (&mut self.k, shape.k_dim, shape.k_hadamard),
-            (&mut self.v, shape.v_dim, shape.v_hadamard),
+    /// Rounds the keys and values as a cache of these types does.
+    fn rounded(mut self, shape: &AttnShape, types: Types) -> Seq {
+        let shape = &in_cache(shape, self.values, types);
+        for (dtype, x, dim, len) in [
+            (types[0], &mut self.k, shape.k_dim, shape.k_hadamard),
+            (types[1], &mut self.v, shape.v_dim, shape.v_hadamard),
         ] {
+            let Dtype::Heads(code) = dtype else { continue };
             for row in x.chunks_exact_mut(dim) {
                 let head = stored(row, code, len);
                 let (scale, codes) = head.split_at(2);
@@ -242,7 +249,7 @@ struct Cache {
     k: Vec<f32>,
     v: Vec<f32>,
     tables: Vec<Vec<u32>>,
-    dtype: Dtype,
+    types: Types,
     k16: Vec<u16>,
     v16: Vec<u16>,
     k8: Vec<Q8_0>,
@@ -297,7 +304,7 @@ fn heads(x: &[f32], dim: usize, code: HeadCode, len: usize) -> Vec<u8> {
 
 impl Cache {
     /// Stores the first `lens[i]` positions of each sequence in randomly ordered blocks.
-    fn new(shape: &AttnShape, seqs: &[&Seq], lens: &[usize], dtype: Dtype, rng: &mut Rng) -> Cache {
+    fn new(shape: &AttnShape, seqs: &[&Seq], lens: &[usize], types: Types, rng: &mut Rng) -> Cache {
         let n_pages: Vec<usize> = lens.iter().map(|len| len.div_ceil(shape.page)).collect();
         let n_blocks = n_pages.iter().sum::<usize>() + 3;
         let mut free: Vec<u32> = (0..n_blocks as u32).collect();
@@ -322,45 +329,51 @@ impl Cache {
         }
         let bits = |x: &[f32]| x.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
         let (k16, v16) = (bits(&k), bits(&v));
-        let (k8, v8) = match dtype {
-            Dtype::Q8 => (blocks(&k), blocks(&v)),
-            Dtype::F16 | Dtype::F32 | Dtype::Heads(_) => (Vec::new(), Vec::new()),
+        let in_blocks = |x: &[f32], dtype| match dtype {
+            Dtype::Q8 => blocks(x),
+            Dtype::F16 | Dtype::F32 | Dtype::Heads(_) => Vec::new(),
         };
-        let (k_heads, v_heads) = match dtype {
-            Dtype::Heads(code) => (
-                heads(&k, shape.k_dim, code, shape.k_hadamard),
-                heads(&v, shape.v_dim, code, shape.v_hadamard),
-            ),
-            Dtype::F16 | Dtype::F32 | Dtype::Q8 => (Vec::new(), Vec::new()),
+        let in_heads = |x: &[f32], dtype, dim, len| match dtype {
+            Dtype::Heads(code) => heads(x, dim, code, len),
+            Dtype::F16 | Dtype::F32 | Dtype::Q8 => Vec::new(),
         };
         Cache {
-            k8,
-            v8,
-            k_heads,
-            v_heads,
+            k8: in_blocks(&k, types[0]),
+            v8: in_blocks(&v, types[1]),
+            k_heads: in_heads(&k, types[0], shape.k_dim, shape.k_hadamard),
+            v_heads: in_heads(&v, types[1], shape.v_dim, shape.v_hadamard),
             dims: [shape.k_dim, shape.v_dim],
             k,
             v,
             tables,
-            dtype,
+            types,
             k16,
             v16,
         }
     }
 
     fn slices(&self) -> (KvSlice<'_>, KvSlice<'_>) {
-        match self.dtype {
-            Dtype::F16 => (KvSlice::F16(&self.k16), KvSlice::F16(&self.v16)),
-            Dtype::F32 => (KvSlice::F32(&self.k), KvSlice::F32(&self.v)),
-            Dtype::Q8 => (KvSlice::Q8_0(&self.k8), KvSlice::Q8_0(&self.v8)),
-            Dtype::Heads(code) => {
-                let slice = |heads, dim| KvSlice::Heads { code, heads, dim };
-                (
-                    slice(&self.k_heads, self.dims[0]),
-                    slice(&self.v_heads, self.dims[1]),
-                )
-            }
-        }
+        let k = match self.types[0] {
+            Dtype::F16 => KvSlice::F16(&self.k16),
+            Dtype::F32 => KvSlice::F32(&self.k),
+            Dtype::Q8 => KvSlice::Q8_0(&self.k8),
+            Dtype::Heads(code) => KvSlice::Heads {
+                code,
+                heads: &self.k_heads,
+                dim: self.dims[0],
+            },
+        };
+        let v = match self.types[1] {
+            Dtype::F16 => KvSlice::F16(&self.v16),
+            Dtype::F32 => KvSlice::F32(&self.v),
+            Dtype::Q8 => KvSlice::Q8_0(&self.v8),
+            Dtype::Heads(code) => KvSlice::Heads {
+                code,
+                heads: &self.v_heads,
+                dim: self.dims[1],
+            },
+        };
+        (k, v)
     }
 }
 
@@ -371,13 +384,13 @@ fn attend(
     pool: &Pool,
     shape: &AttnShape,
     parts: &[(&Seq, usize, usize)],
-    dtype: Dtype,
+    types: Types,
     rng: &mut Rng,
 ) -> Vec<Vec<f32>> {
-    let shape = &in_cache(shape, parts[0].0.values, dtype);
+    let shape = &in_cache(shape, parts[0].0.values, types);
     let seqs: Vec<&Seq> = parts.iter().map(|p| p.0).collect();
     let lens: Vec<usize> = parts.iter().map(|p| p.2).collect();
-    let cache = Cache::new(shape, &seqs, &lens, dtype, rng);
+    let cache = Cache::new(shape, &seqs, &lens, types, rng);
     attend_in(&cache, isa, pool, shape, parts)
 }
 
@@ -421,26 +434,25 @@ fn check_against_definition(shape: &AttnShape, from: usize, to: usize) {
 
 fn check_sequence(shape: &AttnShape, [from, to]: [usize; 2], seq: &dyn Fn() -> Seq) {
     let pool = Pool::new(2);
-    let (mut exact, mut cases) = (Vec::new(), Vec::new());
-    for dtype in dtypes(shape) {
-        match dtype {
-            Dtype::Heads(code) => cases.push((seq().in_heads(shape, code), vec![dtype])),
-            _ => exact.push(dtype),
-        }
+    let all = dtypes(shape);
+    let next = all.iter().cycle().skip(1);
+    let mut pairs: Vec<Types> = all.iter().map(|&dtype| [dtype; 2]).collect();
+    // Each type also with values of the next.
+    if seq().values == Values::Apart {
+        pairs.extend(all.iter().zip(next).map(|(&keys, &values)| [keys, values]));
     }
-    cases.push((seq(), exact));
-    for (seq, dtypes) in cases {
+    for types in pairs {
+        let seq = seq().rounded(shape, types);
         let expected: Vec<f64> = (from..to)
             .flat_map(|pos| seq.expected(shape, pos))
             .collect();
-        let cases = Isa::available().into_iter();
-        for (isa, dtype) in cases.flat_map(|isa| dtypes.iter().map(move |&dtype| (isa, dtype))) {
-            let out = attend(isa, &pool, shape, &[(&seq, from, to)], dtype, &mut Rng(1)).remove(0);
+        for isa in Isa::available() {
+            let out = attend(isa, &pool, shape, &[(&seq, from, to)], types, &mut Rng(1)).remove(0);
             assert_eq!(out.len(), expected.len());
             for (i, (&got, &want)) in out.iter().zip(&expected).enumerate() {
                 assert!(
                     (f64::from(got) - want).abs() < 1e-5,
-                    "{isa} {dtype:?} {shape:?} {from}..{to}: element {i} is {got}, not {want}"
+                    "{isa} {types:?} {shape:?} {from}..{to}: element {i} is {got}, not {want}"
                 );
             }
         }
@@ -608,7 +620,15 @@ fn extreme_sinks_are_limits() {
                 ..Seq::new(&shape, 30, 7)
             };
             let parts = [(&seq, 0, 30)];
-            attend(isa, &Pool::new(1), &shape, &parts, Dtype::F16, &mut Rng(1)).remove(0)
+            attend(
+                isa,
+                &Pool::new(1),
+                &shape,
+                &parts,
+                [Dtype::F16; 2],
+                &mut Rng(1),
+            )
+            .remove(0)
         };
         assert_eq!(run(Some(vec![-1e30; 2])), run(None), "{isa}");
         assert!(run(Some(vec![1e30; 2])).iter().all(|x| *x == 0.0), "{isa}");
@@ -694,17 +714,17 @@ fn heads_of_512_match_the_definition() {
 }
 
 /// Computes every row of `seq` in a call of its own, on one thread.
-fn row_by_row(isa: Isa, shape: &AttnShape, seq: &Seq, dtype: Dtype) -> Vec<Vec<f32>> {
+fn row_by_row(isa: Isa, shape: &AttnShape, seq: &Seq, types: Types) -> Vec<Vec<f32>> {
     let pool = Pool::new(1);
-    let shape = &in_cache(shape, seq.values, dtype);
-    let cache = Cache::new(shape, &[seq], &[seq.len], dtype, &mut Rng(3));
+    let shape = &in_cache(shape, seq.values, types);
+    let cache = Cache::new(shape, &[seq], &[seq.len], types, &mut Rng(3));
     let row = |pos| attend_in(&cache, isa, &pool, shape, &[(seq, pos, pos + 1)]).remove(0);
     (0..seq.len).map(row).collect()
 }
 
 /// Compares random batches of chunks of sequences, on random numbers of threads and with random page sizes, with the
 /// same rows computed one by one.
-fn check_batches(dtype: Dtype) {
+fn check_batches(types: Types) {
     let pools = [Pool::new(1), Pool::new(2), Pool::new(7)];
     let mut rng = Rng(11);
     let mut n_checked = 0;
@@ -727,7 +747,7 @@ fn check_batches(dtype: Dtype) {
             growth: (n_heads == 8).then_some(growth),
             ..shape([n_heads, n_kv_heads], [k_dim, v_dim], 16, window)
         };
-        if !dtypes(&shape).contains(&dtype) {
+        if !types.iter().all(|dtype| dtypes(&shape).contains(dtype)) {
             continue;
         }
         let seqs: Vec<Seq> = [150, 1, 33, 97]
@@ -743,7 +763,7 @@ fn check_batches(dtype: Dtype) {
             shape.page = 16;
             let expected: Vec<_> = seqs
                 .iter()
-                .map(|seq| row_by_row(isa, &shape, seq, dtype))
+                .map(|seq| row_by_row(isa, &shape, seq, types))
                 .collect();
             let n_rounds = if isa == Isa::Scalar { 3 } else { 40 };
             for _ in 0..n_rounds {
@@ -759,7 +779,7 @@ fn check_batches(dtype: Dtype) {
                     })
                     .collect();
                 let args: Vec<_> = parts.iter().map(|&(i, a, b)| (&seqs[i], a, b)).collect();
-                let out = attend(isa, pool, &shape, &args, dtype, &mut rng);
+                let out = attend(isa, pool, &shape, &args, types, &mut rng);
                 for (&(i, from, to), out) in parts.iter().zip(&out) {
                     let expected = expected[i][from..to].concat();
                     let same = out
@@ -768,7 +788,7 @@ fn check_batches(dtype: Dtype) {
                         .all(|(a, b)| a.to_bits() == b.to_bits());
                     assert!(
                         same && out.len() == expected.len(),
-                        "{isa} {dtype:?} {shape:?} {parts:?}, {} threads",
+                        "{isa} {types:?} {shape:?} {parts:?}, {} threads",
                         pool.n_threads()
                     );
                 }
@@ -776,38 +796,44 @@ fn check_batches(dtype: Dtype) {
             }
         }
     }
-    assert!(n_checked > 0, "no shape has heads of {dtype:?}");
+    assert!(n_checked > 0, "no shape has heads of {types:?}");
 }
 
 #[test]
 fn bits_do_not_depend_on_batching_with_f16() {
-    check_batches(Dtype::F16);
+    check_batches([Dtype::F16; 2]);
 }
 
 #[test]
 fn bits_do_not_depend_on_batching_with_f32() {
-    check_batches(Dtype::F32);
+    check_batches([Dtype::F32; 2]);
 }
 
 #[test]
 fn bits_do_not_depend_on_batching_with_q8_0() {
-    check_batches(Dtype::Q8);
+    check_batches([Dtype::Q8; 2]);
 }
 
 #[test]
 fn bits_do_not_depend_on_batching_with_fp8() {
-    check_batches(Dtype::Heads(HeadCode::F8E4M3));
+    check_batches([Dtype::Heads(HeadCode::F8E4M3); 2]);
 }
 
 #[test]
 fn bits_do_not_depend_on_batching_with_small_q8_0_heads() {
-    check_batches(Dtype::Heads(HeadCode::Q8_0));
+    check_batches([Dtype::Heads(HeadCode::Q8_0); 2]);
 }
 
 #[test]
 fn bits_do_not_depend_on_batching_in_few_bits() {
-    check_batches(Dtype::Heads(HeadCode::Q5_1));
-    check_batches(Dtype::Heads(HeadCode::Q4_0));
+    check_batches([Dtype::Heads(HeadCode::Q5_1); 2]);
+    check_batches([Dtype::Heads(HeadCode::Q4_0); 2]);
+}
+
+#[test]
+fn bits_do_not_depend_on_batching_with_two_types() {
+    check_batches([Dtype::Q8, Dtype::Heads(HeadCode::Q4_0)]);
+    check_batches([Dtype::F16, Dtype::Q8]);
 }
 
 #[test]
@@ -842,7 +868,7 @@ fn bits_do_not_depend_on_how_segments_run() {
                 &Pool::new(1),
                 &shape,
                 &[(&seq, from, to)],
-                Dtype::F16,
+                [Dtype::F16; 2],
                 &mut Rng(1),
             );
             shape.page = 16;
@@ -851,7 +877,7 @@ fn bits_do_not_depend_on_how_segments_run() {
                 &Pool::new(8),
                 &shape,
                 &[(&seq, from, to)],
-                Dtype::F16,
+                [Dtype::F16; 2],
                 &mut Rng(2),
             );
             shape.page = 64;
@@ -863,7 +889,7 @@ fn bits_do_not_depend_on_how_segments_run() {
                     &Pool::new(8),
                     &shape,
                     &[(&seq, pos, pos + 1)],
-                    Dtype::F16,
+                    [Dtype::F16; 2],
                     &mut Rng(4),
                 );
                 let width = shape.n_heads * shape.v_dim;
@@ -914,7 +940,7 @@ fn large_scores_do_not_overflow() {
             &Pool::new(1),
             &shape,
             &[(&seq, 0, 40)],
-            Dtype::F16,
+            [Dtype::F16; 2],
             &mut Rng(1),
         );
         assert!(out[0].iter().all(|x| x.is_finite() && x.abs() <= 1.0));

@@ -28,7 +28,7 @@ fn writer(name: &str) -> Writer<'static> {
 fn last_logits(model: &Model, prompt: &[u32]) -> Vec<f32> {
     let config = EngineConfig {
         n_ctx: Some(prompt.len()),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     let mut engine = Engine::on_cpu(model, None, &config).unwrap();
@@ -65,10 +65,10 @@ fn logits_of_quantized_models_match_llama_cpp() {
 fn latent_caches_of_every_type_are_near_f32() {
     let model = load(&writer("minicpm3")).unwrap();
     let prompt = synth::prompt(200, model.config.n_vocab);
-    let run = |kv_type| -> Vec<f64> {
+    let run = |kv_type: KvType| -> Vec<f64> {
         let config = EngineConfig {
             n_ctx: Some(prompt.len()),
-            kv_type,
+            kv_types: kv_type.into(),
             ..EngineConfig::default()
         };
         let mut engine = Engine::on_cpu(&model, None, &config).unwrap();
@@ -795,7 +795,7 @@ fn weights_of_16_bits_are_exact(name: &str) {
     let prompt = synth::prompt(300, 512);
     let config = EngineConfig {
         n_ctx: Some(prompt.len()),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     let run = |writer: &Writer<'_>| {

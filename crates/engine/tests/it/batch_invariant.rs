@@ -11,14 +11,14 @@ use rocmforge_engine::{
 };
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
-use rocmforge_plan::KvType;
+use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_runtime::gpu::GpuConfig;
 use rocmforge_testkit::models as synth;
 use rocmforge_testkit::models::families;
 
 use crate::common::cases::test_cases;
 use crate::common::device::{config, short_model};
-use crate::common::{hopper, logits, test_gpu};
+use crate::common::{apart, hopper, logits, test_gpu};
 
 /// Positions of a sequence: more than two tiles of keys.
 const N_CTX: usize = 112;
@@ -110,15 +110,16 @@ fn prompts(n_vocab: usize, mut alone: impl FnMut(&[u32]) -> Trace) -> Vec<Vec<u3
 
 test_cases! {
     traffic_does_not_change_bits:
-    llama_q4_k("llama", GgmlType::Q4_K, 1, KvType::F16),
-    qwen3_q4_0_cache("qwen3", GgmlType::Q8_0, 1, KvType::Q4_0),
-    qwen2moe_f16("qwen2moe", GgmlType::F16, 1, KvType::F16),
+    llama_q4_k("llama", GgmlType::Q4_K, 1, KvType::F16.into()),
+    qwen3_q4_0_cache("qwen3", GgmlType::Q8_0, 1, KvType::Q4_0.into()),
+    qwen3_q8_0_q4_0_cache("qwen3", GgmlType::Q8_0, 1, apart(KvType::Q8_0, KvType::Q4_0)),
+    qwen2moe_f16("qwen2moe", GgmlType::F16, 1, KvType::F16.into()),
 }
 
-fn traffic_does_not_change_bits(name: &str, ty: GgmlType, n_layers: usize, kv_type: KvType) {
+fn traffic_does_not_change_bits(name: &str, ty: GgmlType, n_layers: usize, kv_types: KvTypes) {
     let model = short_model(name, ty, n_layers);
     for device in gpus() {
-        check(name, &model, kv_type, &device);
+        check(name, &model, kv_types, &device);
     }
 }
 
@@ -131,17 +132,17 @@ fn traffic_does_not_change_bits_after_states() {
     let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
     let model = Model::load(Arc::new(gguf)).unwrap();
     for device in gpus() {
-        check("qwen35", &model, KvType::F16, &device);
+        check("qwen35", &model, KvType::F16.into(), &device);
     }
 }
 
-fn check(name: &str, model: &Model, kv_type: KvType, device: &Device) {
+fn check(name: &str, model: &Model, kv_types: KvTypes, device: &Device) {
     let base = EngineConfig {
         n_ctx: Some(N_CTX),
         kv_tokens: KvTokens::Exactly(2 * N_CTX),
         max_batch_tokens: 128,
         max_seqs: 1,
-        kv_type,
+        kv_types,
         ..config(device)
     };
     let mut engine = Engine::start(model, None, &base).unwrap();

@@ -7,7 +7,7 @@ use rocmforge_testkit::models as synth;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::common::{load, logits, models, read_json};
+use crate::common::{apart, load, logits, models, read_json};
 use rocmforge_engine::{
     ContextPolicy, Engine, EngineConfig, EngineError, Event, FinishReason, KvTokens, Request,
     RequestId, StopCause,
@@ -161,7 +161,7 @@ fn shifted_context_matches_a_fresh_run_in_one_layer() {
     for name in archs {
         let model = model(name, Some(1));
         let config = EngineConfig {
-            kv_type: KvType::F32,
+            kv_types: KvType::F32.into(),
             ..config()
         };
         let (worst, n_shifts) = difference_to_fresh_runs(&config, &model);
@@ -169,18 +169,23 @@ fn shifted_context_matches_a_fresh_run_in_one_layer() {
         assert!(worst < 2e-4, "{name}: {worst}");
     }
     // The error of rounding a rotated key again.
-    for (kv_type, bound) in [
-        (KvType::F16, 0.01),
-        (KvType::Q8_0, 0.15),
-        (KvType::Q5_1, 0.6),
-        (KvType::Q4_0, 1.2),
+    for (kv_types, bound) in [
+        (KvType::F16.into(), 0.01),
+        (KvType::Q8_0.into(), 0.15),
+        (KvType::Q5_1.into(), 0.6),
+        (KvType::Q4_0.into(), 1.2),
+        // Values keep their bits.
+        (apart(KvType::F32, KvType::Q4_0), 2e-4),
+        (apart(KvType::F16, KvType::Q8_0), 0.01),
+        (apart(KvType::Q8_0, KvType::Q4_0), 0.15),
+        (apart(KvType::Q4_0, KvType::F32), 1.2),
     ] {
         let config = EngineConfig {
-            kv_type,
+            kv_types,
             ..config()
         };
         let (worst, _) = difference_to_fresh_runs(&config, &model("llama", Some(1)));
-        assert!(worst < bound, "{kv_type:?}: {worst}");
+        assert!(worst < bound, "{kv_types}: {worst}");
     }
 }
 
@@ -343,7 +348,7 @@ fn shifted_context_matches_llama_cpp() {
         };
         let config = EngineConfig {
             n_ctx: Some(case["n_ctx"].as_u64().unwrap() as usize),
-            kv_type,
+            kv_types: kv_type.into(),
             ..config()
         };
         let mut engine = Engine::start(&model, None, &config).unwrap();

@@ -35,7 +35,7 @@ fn config() -> EngineConfig {
     EngineConfig {
         n_ctx: Some(256),
         kv_tokens: KvTokens::Exactly(1024),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     }
 }

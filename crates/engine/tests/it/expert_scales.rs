@@ -65,7 +65,7 @@ test_cases! {
 fn factors_of_experts_multiply_their_products(name: &str) {
     let config = EngineConfig {
         n_ctx: Some(33),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     let [beside, inside] = [Factors::Beside, Factors::InMatrices].map(|at| model(name, at));

@@ -29,7 +29,7 @@ fn load(name: &str, ty: GgmlType, n_layers: Option<usize>) -> Model {
 fn config(n_ctx: usize) -> EngineConfig {
     EngineConfig {
         n_ctx: Some(n_ctx),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     }
 }

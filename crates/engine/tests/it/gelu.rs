@@ -52,7 +52,7 @@ fn table_explains(name: &str, writer: &Writer<'_>, [theirs, ours]: [f64; 2], rat
     let model = Model::load(Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())).unwrap();
     let config = EngineConfig {
         n_ctx: Some(64),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     let mut engine = Engine::on_cpu(&model, None, &config).unwrap();

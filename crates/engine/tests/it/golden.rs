@@ -3,11 +3,11 @@
 
 use crate::common::cases::{for_each_variant, test_cases};
 use crate::common::{
-    best, conformance, forge_mini_file, golden, greedy, ids, load, logits, read_json,
+    apart, best, conformance, forge_mini_file, golden, greedy, ids, load, logits, read_json,
 };
 use rocmforge_engine::EngineConfig;
 use rocmforge_evaluate::perplexity;
-use rocmforge_plan::KvType;
+use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_text::tokenizer::EncodeOptions;
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -118,7 +118,7 @@ fn stories_matches_llama_cpp() {
         return;
     };
     let config = EngineConfig {
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     for row in read_json(&data.join("golden/llamacpp_greedy.json"))
@@ -179,7 +179,7 @@ fn measure(
     text: &[u8],
     n_ctx: usize,
     max_chunks: Option<usize>,
-    kv_type: KvType,
+    kv_types: KvTypes,
 ) -> (f64, f64) {
     let loaded = load(path);
     let tokenizer = &loaded.tokenizer;
@@ -187,7 +187,7 @@ fn measure(
     let bos = tokenizer.adds_bos().then(|| tokenizer.bos()).flatten();
     let config = EngineConfig {
         n_ctx: Some(n_ctx),
-        kv_type,
+        kv_types,
         ..EngineConfig::default()
     };
     let mut engine = loaded.engine(&config);
@@ -238,7 +238,7 @@ fn perplexity_of_forge_mini_matches_llama_cpp(variant: &str) {
     let text = std::fs::read(folder.join("heldout.txt")).unwrap();
     let golden = golden();
     let expected = &golden["variants"][variant];
-    let got = measure(&path, &text, 512, None, KvType::F16);
+    let got = measure(&path, &text, 512, None, KvType::F16.into());
     check_perplexity(
         variant,
         got,
@@ -265,16 +265,19 @@ fn perplexity_with_a_coded_cache_matches_f16(file: &str) {
         return;
     };
     let text = std::fs::read(folder.join("heldout.txt")).unwrap();
-    let ppl = |kv_type| measure(&folder.join(file), &text, 512, Some(16), kv_type).0;
-    let half = ppl(KvType::F16);
-    for (kv_type, bound) in [
-        (KvType::Q8_0, 0.005),
-        (KvType::F8E4M3, 0.02),
-        (KvType::Q5_1, 0.01),
-        (KvType::Q4_0, 0.01),
+    let ppl = |kv_types| measure(&folder.join(file), &text, 512, Some(16), kv_types).0;
+    let half = ppl(KvType::F16.into());
+    for (kv_types, bound) in [
+        (KvType::Q8_0.into(), 0.005),
+        (KvType::F8E4M3.into(), 0.02),
+        (KvType::Q5_1.into(), 0.01),
+        (KvType::Q4_0.into(), 0.01),
+        (apart(KvType::F16, KvType::Q8_0), 0.005),
+        (apart(KvType::Q8_0, KvType::Q5_1), 0.01),
+        (apart(KvType::Q8_0, KvType::Q4_0), 0.01),
     ] {
-        let coded = ppl(kv_type);
-        check_coded(&format!("{file} {kv_type:?}"), coded, half, bound);
+        let coded = ppl(kv_types);
+        check_coded(&format!("{file} {kv_types}"), coded, half, bound);
     }
 }
 
@@ -292,7 +295,7 @@ fn perplexity_of_stories_with_an_8_bit_cache_matches_f16() {
     };
     let text = std::fs::read(data.join("text/tinystories_valid_part.txt")).unwrap();
     let path = data.join("models/stories260K.gguf");
-    let ppl = |kv_type| measure(&path, &text[..20_000], 256, Some(16), kv_type).0;
+    let ppl = |kv_type: KvType| measure(&path, &text[..20_000], 256, Some(16), kv_type.into()).0;
     let half = ppl(KvType::F16);
     for (kv_type, bound) in [(KvType::Q8_0, 0.005), (KvType::F8E4M3, 0.02)] {
         check_coded(
@@ -327,7 +330,7 @@ fn perplexity_of_stories_matches_llama_cpp() {
             text.as_bytes(),
             n_ctx,
             Some(chunks),
-            KvType::F32,
+            KvType::F32.into(),
         );
         check_perplexity(
             &format!("{model} on {file}"),

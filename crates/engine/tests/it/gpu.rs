@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use crate::common::cases::{for_each_model, test_cases};
 use crate::common::device::{Passed, config, difference, generate, model, short_model};
-use crate::common::{greedy, load as load_file, logits, models, test_gpu};
+use crate::common::{apart, greedy, load as load_file, logits, models, test_gpu};
 use rocmforge_engine::{Device, Engine, EngineConfig, Event, Request, RequestId};
 use rocmforge_gguf::GgmlType;
 use rocmforge_model::Model;
 use rocmforge_plan::Fusion;
-use rocmforge_plan::KvType;
 use rocmforge_plan::Op;
 use rocmforge_plan::SamplingParams;
+use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_runtime::check;
 use rocmforge_runtime::check::{Coverage, OpCheck, PassedChecks, SelfCheck};
 use rocmforge_runtime::gpu::{GpuConfig, Graphs};
@@ -198,16 +198,18 @@ fn batched_generation_matches_cpu(name: &str, ty: GgmlType) {
 
 test_cases! {
     kv_cache_type_matches_cpu:
-    f16(KvType::F16, [5e-3, 1e-5]),
-    q8_0(KvType::Q8_0, [2e-2, 1e-2]),
-    f8e4m3(KvType::F8E4M3, [2e-2, 1e-2]),
-    q5_1(KvType::Q5_1, [5e-2, 1e-2]),
-    q4_0(KvType::Q4_0, [0.1, 1e-2]),
+    f16(KvType::F16.into(), [5e-3, 1e-5]),
+    q8_0(KvType::Q8_0.into(), [2e-2, 1e-2]),
+    f8e4m3(KvType::F8E4M3.into(), [2e-2, 1e-2]),
+    q5_1(KvType::Q5_1.into(), [5e-2, 1e-2]),
+    q4_0(KvType::Q4_0.into(), [0.1, 1e-2]),
+    f16_q8_0(apart(KvType::F16, KvType::Q8_0), [2e-2, 1e-2]),
+    q8_0_q4_0(apart(KvType::Q8_0, KvType::Q4_0), [0.1, 1e-2]),
 }
 
 /// Checks a KV-cache type of the GPU, with and without graphs. A key may round to another code than on the CPU, which
 /// changes the codes of later activations, and matrix units take Q8_0 values rounded to f16.
-fn kv_cache_type_matches_cpu(kv_type: KvType, bounds: [f64; 2]) {
+fn kv_cache_type_matches_cpu(kv_types: KvTypes, bounds: [f64; 2]) {
     let Some(gpu) = test_gpu() else { return };
     let forge_mini = load_file(&models().join("forge-mini-Q4_K_M.gguf")).model;
     let qwen3 = short_model("qwen3", GgmlType::F32, 2);
@@ -218,7 +220,7 @@ fn kv_cache_type_matches_cpu(kv_type: KvType, bounds: [f64; 2]) {
         });
         [Device::Cpu, gpu].map(|device| {
             let config = EngineConfig {
-                kv_type,
+                kv_types,
                 ..config(&device)
             };
             Engine::start(model, None, &config).unwrap()
@@ -229,9 +231,9 @@ fn kv_cache_type_matches_cpu(kv_type: KvType, bounds: [f64; 2]) {
         let prompt = synth::prompt(n_tokens, model.config.n_vocab);
         let expected = logits(&mut cpu, &prompt);
         let d = difference(&logits(&mut gpu, &prompt).concat(), &expected.concat());
-        println!("{kv_type:?}, {n_tokens} tokens: {d:.1e}");
-        assert!(d <= bound, "{kv_type:?}, {n_tokens} tokens: {d:e}");
-        let n_bytes = 256 * model.kv_bytes_per_token(kv_type);
+        println!("{kv_types}, {n_tokens} tokens: {d:.1e}");
+        assert!(d <= bound, "{kv_types}, {n_tokens} tokens: {d:e}");
+        let n_bytes = 256 * model.kv_bytes_per_token(kv_types);
         assert_eq!(gpu.backend_info().kv_bytes, n_bytes);
     }
     let prompts = [synth::prompt(7, qwen3.config.n_vocab)];
@@ -239,7 +241,7 @@ fn kv_cache_type_matches_cpu(kv_type: KvType, bounds: [f64; 2]) {
         let [_, mut gpu] = start(&qwen3, graphs);
         logprobs(&mut gpu, &prompts, 4)
     });
-    assert_eq!(recorded, launched, "{kv_type:?}");
+    assert_eq!(recorded, launched, "{kv_types}");
 }
 
 /// Returns generated tokens with the bits of their log-probabilities, which depend on every bit of a step's logits.
@@ -561,14 +563,27 @@ fn rejects_unsupported_kv_cache_types_at_start() {
         let error = Engine::start(model, None, config).err();
         error.map(|error| error.to_string()).unwrap()
     };
-    let wide = EngineConfig {
-        kv_type: KvType::F32,
+    let known = "f16, q8_0, fp8, q5_1, q4_0, f16/q8_0, q8_0/q4_0";
+    for (kv_types, name) in [
+        (KvType::F32.into(), "not f32;"),
+        (apart(KvType::Q4_0, KvType::Q8_0), "not q4_0/q8_0;"),
+        (apart(KvType::F32, KvType::F16), "not f32/f16;"),
+    ] {
+        let config = EngineConfig {
+            kv_types,
+            ..config(&gpu)
+        };
+        let message = start(&model("llama", GgmlType::F32), &config);
+        for part in [known, name] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+    let latent = EngineConfig {
+        kv_types: apart(KvType::Q8_0, KvType::Q4_0),
         ..config(&gpu)
     };
-    let message = start(&model("llama", GgmlType::F32), &wide);
-    for part in ["f16, q8_0, fp8, q5_1 or q4_0", "not f32"] {
-        assert!(message.contains(part), "{message}");
-    }
+    let message = start(&model("deepseek2", GgmlType::F32), &latent);
+    assert!(message.contains("has one type, but q8_0/q4_0"), "{message}");
 }
 
 #[test]
@@ -576,7 +591,7 @@ fn checks_the_first_use_of_a_gpu_once() {
     let Some(gpu) = test_gpu() else { return };
     let passed = Arc::new(Passed::default());
     let keys = || passed.0.lock().unwrap().clone();
-    let start_with = |model: &Model, graphs, kv_type| {
+    let start_with = |model: &Model, graphs, kv_types| {
         let checks: Arc<dyn PassedChecks> = Arc::clone(&passed) as _;
         let gpu = GpuConfig {
             self_check: SelfCheck::FirstUse(checks),
@@ -585,12 +600,12 @@ fn checks_the_first_use_of_a_gpu_once() {
         };
         let config = EngineConfig {
             n_ctx: Some(16),
-            kv_type,
+            kv_types,
             ..config(&Device::Gpu(gpu))
         };
         Engine::start(model, None, &config).unwrap()
     };
-    let start = |model: &Model, graphs| start_with(model, graphs, KvType::F16);
+    let start = |model: &Model, graphs| start_with(model, graphs, KvType::F16.into());
     let llama = short_model("llama", GgmlType::Q4_K, 1);
     let engine = start(&llama, Graphs::On);
     assert_eq!(engine.backend_info().notices, [] as [String; 0]);
@@ -616,11 +631,17 @@ fn checks_the_first_use_of_a_gpu_once() {
     let other = short_model("llama", GgmlType::Q8_0, 1);
     drop(start(&other, Graphs::Off));
     drop(start(&llama, Graphs::Off));
-    for kv_type in [KvType::Q8_0, KvType::F8E4M3, KvType::Q5_1, KvType::Q4_0] {
-        drop(start_with(&llama, Graphs::Off, kv_type));
+    for kv_types in [
+        KvType::Q8_0.into(),
+        KvType::F8E4M3.into(),
+        KvType::Q5_1.into(),
+        KvType::Q4_0.into(),
+        apart(KvType::Q8_0, KvType::Q4_0),
+    ] {
+        drop(start_with(&llama, Graphs::Off, kv_types));
     }
     let distinct: std::collections::HashSet<String> = keys().into_iter().collect();
-    assert_eq!((keys().len(), distinct.len()), (7, 7));
+    assert_eq!((keys().len(), distinct.len()), (8, 8));
 }
 
 #[test]

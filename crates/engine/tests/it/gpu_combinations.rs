@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use crate::common::cases::test_cases;
 use crate::common::device::config;
-use crate::common::{conformance, load, logits, test_gpu};
+use crate::common::{apart, conformance, load, logits, test_gpu};
 use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Event, Request, RequestId};
 use rocmforge_gguf::{GgmlType, Gguf, Writer};
 use rocmforge_model::{Adapter, Model};
-use rocmforge_plan::KvType;
+use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
 
 const STOP: ContextPolicy = ContextPolicy::Stop;
@@ -24,7 +24,7 @@ const HALF: GpuLayers = GpuLayers::Count(1);
 #[derive(Clone, Copy, Debug)]
 struct Mode {
     model: &'static str,
-    kv_type: KvType,
+    kv_types: KvTypes,
     layers: GpuLayers,
     experts: Experts,
     policy: ContextPolicy,
@@ -32,10 +32,15 @@ struct Mode {
     adapters: &'static [(&'static str, f32)],
 }
 
-fn mode(model: &'static str, kv_type: KvType, layers: GpuLayers, policy: ContextPolicy) -> Mode {
+fn mode(
+    model: &'static str,
+    kv_types: impl Into<KvTypes>,
+    layers: GpuLayers,
+    policy: ContextPolicy,
+) -> Mode {
     Mode {
         model,
-        kv_type,
+        kv_types: kv_types.into(),
         layers,
         experts: Experts::WithTheirLayer,
         policy,
@@ -57,6 +62,8 @@ test_cases! {
     }),
     phi3_q8_0_half_shift(mode("phi3", KvType::Q8_0, HALF, SHIFT)),
     llama_q4_0_shift(mode("llama", KvType::Q4_0, ALL, SHIFT)),
+    llama_q8_0_q4_0_shift(mode("llama", apart(KvType::Q8_0, KvType::Q4_0), ALL, SHIFT)),
+    phi3_f16_q8_0_half_shift(mode("phi3", apart(KvType::F16, KvType::Q8_0), HALF, SHIFT)),
     deepseek2_q8_0_shift(mode("deepseek2", KvType::Q8_0, ALL, SHIFT)),
     deepseek2_f8_half_cpu_experts(Mode {
         experts: Experts::OnCpu,
@@ -148,7 +155,7 @@ impl Mode {
         // Small, so that it is soon full: an emulated GPU is slow.
         let n_ctx = if self.policy == STOP { 32 } else { 12 };
         let config = EngineConfig {
-            kv_type: self.kv_type,
+            kv_types: self.kv_types,
             context_policy: self.policy,
             n_ctx: Some(n_ctx),
             steps_in_flight,
@@ -215,14 +222,15 @@ fn difference(got: &[Row], expected: &[Row]) -> f32 {
 
 test_cases! {
     small_quantized_heads_match_cpu:
-    q8_0(KvType::Q8_0),
-    f8e4m3(KvType::F8E4M3),
-    q5_1(KvType::Q5_1),
-    q4_0(KvType::Q4_0),
+    q8_0(KvType::Q8_0.into()),
+    f8e4m3(KvType::F8E4M3.into()),
+    q5_1(KvType::Q5_1.into()),
+    q4_0(KvType::Q4_0.into()),
+    q8_0_q4_0(apart(KvType::Q8_0, KvType::Q4_0)),
 }
 
 /// Checks heads of 8 values, which are one block each and run on the generic attention kernel.
-fn small_quantized_heads_match_cpu(kv_type: KvType) {
+fn small_quantized_heads_match_cpu(kv_types: KvTypes) {
     let (Some(gpu), Some(data)) = (test_gpu(), conformance("data")) else {
         return;
     };
@@ -230,15 +238,15 @@ fn small_quantized_heads_match_cpu(kv_type: KvType) {
     let prompt = synth::prompt(9, model.config.n_vocab);
     let [cpu, gpu] = [Device::Cpu, Device::Gpu(gpu)].map(|device| {
         let config = EngineConfig {
-            kv_type,
+            kv_types,
             ..config(&device)
         };
         let mut engine = Engine::start(&model, None, &config).unwrap();
-        let n_bytes = 256 * model.kv_bytes_per_token(kv_type);
+        let n_bytes = 256 * model.kv_bytes_per_token(kv_types);
         assert_eq!(engine.backend_info().kv_bytes, n_bytes);
         logits(&mut engine, &prompt).concat()
     });
     let d = crate::common::device::difference(&gpu, &cpu);
-    println!("{kv_type:?}: {d:.1e}");
-    assert!(d < 2e-2, "{kv_type:?}: {d:e}");
+    println!("{kv_types}: {d:.1e}");
+    assert!(d < 2e-2, "{kv_types}: {d:e}");
 }

@@ -315,7 +315,7 @@ fn shapes_beyond_gpu_limits_are_rejected_and_run_on_the_cpu() {
         let model = with_heads(k_dim, v_dim);
         let config = |device| EngineConfig {
             device,
-            kv_type,
+            kv_types: kv_type.into(),
             page: 16,
             n_threads: Some(1),
             ..EngineConfig::default()

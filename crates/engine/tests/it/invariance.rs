@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::common::cases::{for_each_variant, test_cases};
-use crate::common::{forge_mini_file, greedy, load, logits, models};
+use crate::common::{apart, forge_mini_file, greedy, load, logits, models};
 use rocmforge_cpu::Isa;
 use rocmforge_engine::{EngineConfig, Event, KvTokens, PrefixSharing, Request, RequestId};
 use rocmforge_plan::Fusion;
-use rocmforge_plan::KvType;
 use rocmforge_plan::{Dry, Mirostat, SamplingParams, Xtc};
+use rocmforge_plan::{KvType, KvTypes};
 
 const PROMPTS: [&str; 8] = [
     "Once upon a time",
@@ -99,23 +99,24 @@ fn sampling(at: usize) -> SamplingParams {
 for_each_variant!(batching_is_bit_identical);
 
 fn batching_is_bit_identical(variant: &str) {
-    assert_batching(variant, KvType::F16);
+    assert_batching(variant, KvType::F16.into());
 }
 
 test_cases! {
     batching_with_a_coded_cache_is_bit_identical:
-    q8_0(KvType::Q8_0),
-    f8e4m3(KvType::F8E4M3),
-    q5_1(KvType::Q5_1),
-    q4_0(KvType::Q4_0),
+    q8_0(KvType::Q8_0.into()),
+    f8e4m3(KvType::F8E4M3.into()),
+    q5_1(KvType::Q5_1.into()),
+    q4_0(KvType::Q4_0.into()),
+    q8_0_q4_0(apart(KvType::Q8_0, KvType::Q4_0)),
 }
 
-fn batching_with_a_coded_cache_is_bit_identical(kv_type: KvType) {
-    assert_batching("Q4_K_M", kv_type);
+fn batching_with_a_coded_cache_is_bit_identical(kv_types: KvTypes) {
+    assert_batching("Q4_K_M", kv_types);
 }
 
 /// Compares eight prompts in one batch with each prompt alone.
-fn assert_batching(variant: &str, kv_type: KvType) {
+fn assert_batching(variant: &str, kv_types: KvTypes) {
     let Some(path) = forge_mini_file(variant) else {
         return;
     };
@@ -133,7 +134,7 @@ fn assert_batching(variant: &str, kv_type: KvType) {
     let base = EngineConfig {
         n_ctx: Some(256),
         kv_tokens: KvTokens::Exactly(4096),
-        kv_type,
+        kv_types,
         ..EngineConfig::default()
     };
     let alone: Vec<Trace> = prompts
@@ -180,15 +181,17 @@ fn assert_batching(variant: &str, kv_type: KvType) {
 
 test_cases! {
     chunked_prefill_is_bit_identical:
-    f16(KvType::F16),
-    f32(KvType::F32),
-    q8_0(KvType::Q8_0),
-    f8e4m3(KvType::F8E4M3),
-    q5_1(KvType::Q5_1),
-    q4_0(KvType::Q4_0),
+    f16(KvType::F16.into()),
+    f32(KvType::F32.into()),
+    q8_0(KvType::Q8_0.into()),
+    f8e4m3(KvType::F8E4M3.into()),
+    q5_1(KvType::Q5_1.into()),
+    q4_0(KvType::Q4_0.into()),
+    f16_q8_0(apart(KvType::F16, KvType::Q8_0)),
+    q8_0_q4_0(apart(KvType::Q8_0, KvType::Q4_0)),
 }
 
-fn chunked_prefill_is_bit_identical(kv_type: KvType) {
+fn chunked_prefill_is_bit_identical(kv_types: KvTypes) {
     let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
     let text = PROMPTS.concat();
     let prompt = loaded.tokenizer.encode(&text, Default::default());
@@ -198,7 +201,7 @@ fn chunked_prefill_is_bit_identical(kv_type: KvType) {
                 max_batch_tokens,
                 max_seqs: 1,
                 n_threads: Some(n_threads),
-                kv_type,
+                kv_types,
                 page: [16, 32, 64][max_batch_tokens % 3],
                 isa,
                 ..EngineConfig::default()
@@ -209,14 +212,14 @@ fn chunked_prefill_is_bit_identical(kv_type: KvType) {
                 .collect()
         };
         let whole = bits(512, 2);
-        let chunks: &[(usize, usize)] = match kv_type {
-            KvType::F16 => &[(1, 1), (3, 2), (17, 1), (64, 3)],
+        let chunks: &[(usize, usize)] = match kv_types.same() {
+            Some(KvType::F16) => &[(1, 1), (3, 2), (17, 1), (64, 3)],
             _ => &[(3, 2), (17, 1)],
         };
         for &(max_batch_tokens, n_threads) in chunks {
             assert!(
                 bits(max_batch_tokens, n_threads) == whole,
-                "{isa:?} {kv_type:?}: chunks of {max_batch_tokens} on {n_threads} threads"
+                "{isa:?} {kv_types}: chunks of {max_batch_tokens} on {n_threads} threads"
             );
         }
     }
@@ -224,17 +227,18 @@ fn chunked_prefill_is_bit_identical(kv_type: KvType) {
 
 test_cases! {
     prefix_sharing_does_not_change_results:
-    f16(KvType::F16),
-    q4_0(KvType::Q4_0),
+    f16(KvType::F16.into()),
+    q4_0(KvType::Q4_0.into()),
+    q8_0_q4_0(apart(KvType::Q8_0, KvType::Q4_0)),
 }
 
-fn prefix_sharing_does_not_change_results(kv_type: KvType) {
+fn prefix_sharing_does_not_change_results(kv_types: KvTypes) {
     let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
     let prompt = loaded
         .tokenizer
         .encode(&PROMPTS.concat(), Default::default());
     let shared = EngineConfig {
-        kv_type,
+        kv_types,
         ..EngineConfig::default()
     };
     let unshared = EngineConfig {

@@ -41,7 +41,7 @@ fn all_logits(model: &Model, config: EngineConfig, prompt: &[u32]) -> Vec<Vec<f3
 /// Returns a configuration with an F32 cache.
 fn exact() -> EngineConfig {
     EngineConfig {
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     }
 }
@@ -62,7 +62,7 @@ fn logits_match_llama_cpp() {
         for (n_tokens, expected) in golden[variant.name].as_object().unwrap() {
             let prompt = synth::prompt(n_tokens.parse().unwrap(), model.config.n_vocab);
             let config = EngineConfig {
-                kv_type,
+                kv_types: kv_type.into(),
                 ..EngineConfig::default()
             };
             let rows = all_logits(&model, config, &prompt);

@@ -16,6 +16,7 @@ mod gpu_shift;
 mod hostile;
 mod hybrid;
 mod invariance;
+mod kv_types;
 mod lora;
 mod lora_gpu;
 mod model;

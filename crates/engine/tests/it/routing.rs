@@ -61,7 +61,7 @@ fn last_logits((name, ty): (&str, GgmlType), ids: &[u32]) -> Vec<f64> {
     let model = Model::load(Arc::new(gguf)).unwrap();
     let config = EngineConfig {
         n_ctx: Some(ids.len()),
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..EngineConfig::default()
     };
     let mut engine = Engine::on_cpu(&model, None, &config).unwrap();

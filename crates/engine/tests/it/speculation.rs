@@ -18,7 +18,7 @@ use rocmforge_runtime::RuntimeError;
 use rocmforge_testkit::models::{self, families, prompt};
 
 use crate::common::cases::test_cases;
-use crate::common::{Loaded, forge_mini_file, load, test_gpu};
+use crate::common::{Loaded, apart, forge_mini_file, load, test_gpu};
 
 /// The ids and the bits of the best log-probabilities of each token.
 pub(crate) type Trace = Vec<(TokenId, Vec<u32>)>;
@@ -235,9 +235,14 @@ fn samplers_see_the_same_tokens() {
             ..greedy(story(&loaded, "Once upon a time"), 40)
         })
         .collect();
-    for kv_type in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
+    for kv_types in [
+        KvType::F16.into(),
+        KvType::Q8_0.into(),
+        KvType::Q4_0.into(),
+        apart(KvType::Q8_0, KvType::Q4_0),
+    ] {
         let config = EngineConfig {
-            kv_type,
+            kv_types,
             ..config()
         };
         let start = || loaded.engine(&config);

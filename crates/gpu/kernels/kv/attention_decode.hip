@@ -31,7 +31,7 @@
 
 #if defined(GPU_NVIDIA)
 template <u32 DIM, u32 HEADS> constexpr bool fits_matrix() {
-    if constexpr (!__is_same(KeyType, ValueType) || KeyType::SCALES == kv::Scales::Within) return false;
+    if constexpr (!ONE_TYPE || KeyType::SCALES == kv::Scales::Within) return false;
     else return DecodeMatrix<KeyType, DIM, HEADS>::FITS;
 }
 template <u32 DIM, u32 HEADS, bool FITS = fits_matrix<DIM, HEADS>()>
@@ -63,8 +63,7 @@ DECODE_DIM(256)
 // Queries and sums of eight such heads do not fit into registers.
 constexpr u32 WIDE_ORDERS = Decode<512, 1>::ORDER | Decode<512, 2>::ORDER << 8 | Decode<512, 4>::ORDER << 16;
 EXPORT_U32(orders_512, WIDE_ORDERS)
-DECODE(512, 1)
-DECODE(512, 2) DECODE(512, 4)
+DECODE(512, 1) DECODE(512, 2) DECODE(512, 4)
 
 // Keys wider than values (MiMo 2): nor do eight of these.
 #define DECODE_192_128(HEADS)                                                                                          \
@@ -72,16 +71,17 @@ DECODE(512, 2) DECODE(512, 4)
         DecodeJob job;                                                                                                 \
         if (DecodeJob::of_block<HEADS>(p, job)) DecodeLanes<192, 128, HEADS>::run(p, job);                             \
     }
-    constexpr u32 ORDERS_192_128 = DecodeLanes<192, 128, 1>::ORDER
-                                   | DecodeLanes<192, 128, 2>::ORDER << 8 | DecodeLanes<192, 128, 4>::ORDER << 16;
+constexpr u32 ORDERS_192_128 = DecodeLanes<192, 128, 1>::ORDER | DecodeLanes<192, 128, 2>::ORDER << 8 |
+                               DecodeLanes<192, 128, 4>::ORDER << 16;
 EXPORT_U32(orders_192_128, ORDERS_192_128)
-DECODE_192_128(1)
-DECODE_192_128(2) DECODE_192_128(4)
+DECODE_192_128(1) DECODE_192_128(2) DECODE_192_128(4)
 
-    KERNEL(decode_latent, DecodeParams, THREADS) {
-    DYNAMIC_SHARED(float, memory);
-    DecodeJob job;
-    if (DecodeJob::of_block<DecodeLatent::QUERIES>(p, job)) DecodeLatent::run(p, job, memory);
+KERNEL(decode_latent, DecodeParams, THREADS) {
+    if constexpr (ONE_TYPE) {
+        DYNAMIC_SHARED(float, memory);
+        DecodeJob job;
+        if (DecodeJob::of_block<DecodeLatent::QUERIES>(p, job)) DecodeLatent::run(p, job, memory);
+    }
 }
 
 KERNEL(combine, DecodeParams, THREADS) {

@@ -25,12 +25,14 @@
 #define PREFILL_OF(NAME, K_DIM, V_DIM, WAVES, KEYS)                                                                    \
     KERNEL(NAME, PrefillParams, (WAVES * WARP_SIZE)) { PrefillRows<K_DIM, V_DIM, WAVES, KEYS>::run(p); }
 #define PREFILL(DIM, WAVES, KEYS) PREFILL_OF(prefill_##DIM, DIM, DIM, WAVES, KEYS)
-// Also exports the dynamic shared memory of the kernel's blocks.
+// Also exports the dynamic shared memory of the kernel's blocks. Latent layers have caches of one type only.
 #define PREFILL_COLUMNS(NAME, K_DIM, V_DIM, VALUES)                                                                    \
     EXPORT_U32(NAME##_bytes, (PrefillColumns<K_DIM, V_DIM, VALUES>::BYTES))                                            \
     KERNEL(NAME, PrefillParams, (PrefillColumns<K_DIM, V_DIM, VALUES>::THREADS)) {                                     \
-        DYNAMIC_SHARED(u8, memory);                                                                                    \
-        PrefillColumns<K_DIM, V_DIM, VALUES>::run(p, memory);                                                          \
+        if constexpr (ONE_TYPE || VALUES == Values::Apart) {                                                           \
+            DYNAMIC_SHARED(u8, memory);                                                                                \
+            PrefillColumns<K_DIM, V_DIM, VALUES>::run(p, memory);                                                      \
+        }                                                                                                              \
     }
 EXPORT_U32(wave_size, WARP_SIZE)
 
@@ -68,7 +70,8 @@ EXPORT_U32(widest, 576)
 EXPORT_U32(column_queries, (PrefillColumns<512, 512, Values::Apart>::QUERIES))
 // RDNA has no registers for longer blocks where eight codes take three.
 #if defined(GPU_GFX11) || defined(GPU_GFX12)
-PREFILL_OF(prefill_192_128, 192, 128, 2, (sizeof(KeyType::Eight) < 12 ? LONG_BLOCK : 16))
+constexpr bool ARE_SMALL = sizeof(KeyType::Eight) < 12 && sizeof(ValueType::Eight) < 12;
+PREFILL_OF(prefill_192_128, 192, 128, 2, (ARE_SMALL ? LONG_BLOCK : 16))
 #else
 PREFILL_OF(prefill_192_128, 192, 128, 2, LONG_BLOCK)
 #endif

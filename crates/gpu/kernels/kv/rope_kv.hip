@@ -185,10 +185,10 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
         scale = 1.0f / sqrt_of(group_reduce<Sum, TEAM>(sum) / (float)(has_tail ? p.first_rot : dim) + p.eps);
     }
 
-    constexpr bool HAS_SCALES = KeyType::SCALES != kv::Scales::None;
+    constexpr bool KEY_SCALES = KeyType::SCALES != kv::Scales::None, VALUE_SCALES = ValueType::SCALES != kv::Scales::None;
     // Values collected to compute their scales.
     [[maybe_unused]] float* gathered = nullptr;
-    if constexpr (HAS_SCALES) {
+    if constexpr (KEY_SCALES || VALUE_SCALES) {
         DYNAMIC_SHARED(float, memory);
         gathered = memory + tid() / TEAM * p.widest;
     }
@@ -210,20 +210,30 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
             float* out = global(p.q_out + base);
             store_run<W>(out + u.first, u.a), store_run<W>(out + u.second, u.b);
         }
-        if constexpr (HAS_SCALES) {
-            // Queries too, although unused: with a branch here, both stores would become one that serves either kind of
-            // memory.
+        // Queries too, although unused: with a branch here, both stores would become one that serves either kind of
+        // memory.
+        if constexpr (KEY_SCALES || VALUE_SCALES)
             store_run<W>(gathered + u.first, u.a), store_run<W>(gathered + u.second, u.b);
-        } else if (is_cached) {
-            u16* to = (u16*)cache.codes + cached * dim;
-            store_run_f16<W>(to + u.first, u.a), store_run_f16<W>(to + u.second, u.b);
+        if constexpr (!KEY_SCALES || !VALUE_SCALES) {
+            if (is_cached && (is_v ? !VALUE_SCALES : !KEY_SCALES)) {
+                u16* to = (u16*)cache.codes + cached * dim;
+                store_run_f16<W>(to + u.first, u.a), store_run_f16<W>(to + u.second, u.b);
+            }
         }
     }
-    if constexpr (HAS_SCALES) {
-        wave_barrier(gathered, p.widest * 4);
-        static_assert(__is_same(KeyType, ValueType), "one store for keys and values");
+    if constexpr (KEY_SCALES || VALUE_SCALES) wave_barrier(gathered, p.widest * 4);
+    constexpr u32 V = W == 4 ? 8 : 1;
+    if constexpr (ONE_TYPE && KEY_SCALES) {
         const u32 len = is_v ? p.v_hadamard : p.k_hadamard, longest = max_of(p.k_hadamard, p.v_hadamard);
-        kv::rotate_and_store<KeyType, W == 4 ? 8 : 1>(cache, cached, is_cached ? dim : 0, p.widest, len, longest, gathered);
+        kv::rotate_and_store<KeyType, V>(cache, cached, is_cached ? dim : 0, p.widest, len, longest, gathered);
+    } else {
+        // A wave may have a key and a value.
+        if constexpr (KEY_SCALES)
+            kv::rotate_and_store<KeyType, V>(p.k_cache, cached, is_cached && !is_v ? dim : 0, p.widest, p.k_hadamard,
+                                             p.k_hadamard, gathered);
+        if constexpr (VALUE_SCALES)
+            kv::rotate_and_store<ValueType, V>(p.v_cache, cached, is_cached && is_v ? dim : 0, p.widest, p.v_hadamard,
+                                               p.v_hadamard, gathered);
     }
 }
 

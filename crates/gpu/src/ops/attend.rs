@@ -8,7 +8,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;
 use crate::kernel::{Kernel, kernels};
-use crate::kv::{KvShape, KvType};
+use crate::kv::{KvShape, KvType, KvTypes};
 
 /// Threads of a block: `ATTEND_THREADS` of `kernels/hopper/attend.h`.
 pub(super) const THREADS: u32 = 256;
@@ -48,10 +48,10 @@ const CONSTANTS: [[&str; 2]; 6] = [
 pub(super) struct AttendBlocks(Option<[[u32; 2]; CONSTANTS.len()]>);
 
 impl AttendBlocks {
-    /// Reads the constants for caches of type `ty`: the kernels are for f16.
-    pub(super) fn new(gpu: &Gpu, ty: KvType) -> Result<AttendBlocks, GpuError> {
+    /// Reads the constants for caches of these types: the kernels are for f16.
+    pub(super) fn new(gpu: &Gpu, types: KvTypes) -> Result<AttendBlocks, GpuError> {
         let module = gpu.kernels().attend.attend_64.module;
-        if ty != KvType::F16 || Image::find(gpu.target(), module).is_none() {
+        if types != KvType::F16.into() || Image::find(gpu.target(), module).is_none() {
             return Ok(AttendBlocks(None));
         }
         let mut blocks = [[0; 2]; CONSTANTS.len()];

@@ -9,7 +9,7 @@ use super::attention_params::{CacheParams, DecodeParams, PrefillParams, ScorePar
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, kernels};
-use crate::kv::{KvLayer, KvShape, KvType};
+use crate::kv::{KvLayer, KvShape, KvTypes};
 use crate::limit::{Limit, MAX_GRID};
 use crate::memory::{Address, Buffer, Slice};
 use crate::step::Step;
@@ -120,10 +120,10 @@ pub struct AttentionScratch {
 
 impl AttentionScratch {
     /// Allocates scratch for steps of up to `max_seqs` rows (more are computed without splits if they do not fit) and
-    /// sequences of up to `n_ctx` positions, for KV caches of type `ty`.
+    /// sequences of up to `n_ctx` positions, for KV caches of these types.
     pub fn new(
         gpu: &Gpu,
-        ty: KvType,
+        types: KvTypes,
         max_seqs: usize,
         n_heads: usize,
         v_dim: usize,
@@ -144,8 +144,8 @@ impl AttentionScratch {
             _ => MIN_PARTS + max_seqs,
         };
         let parts = parts.max(max_answer_rows * max_answer_splits.min(most_splits));
-        let decode = gpu.kernels().attention_decode.of(ty);
-        let prefill = gpu.kernels().attention_prefill.of(ty).prefill_64.module;
+        let decode = gpu.kernels().attention_decode.of(types);
+        let prefill = gpu.kernels().attention_prefill.of(types).prefill_64.module;
         let mut orders = [Orders(0); FAST_WIDTHS.len()];
         for (orders, name) in orders.iter_mut().zip(ORDERS_NAMES) {
             *orders = Orders(gpu.constant(decode.generic.module, name)?);
@@ -167,7 +167,7 @@ impl AttentionScratch {
             column_queries,
             column_bytes,
             orders,
-            attends: AttendBlocks::new(gpu, ty)?,
+            attends: AttendBlocks::new(gpu, types)?,
         })
     }
 
@@ -566,13 +566,13 @@ impl DecodeExtents {
     }
 
     fn kernel<'g>(&self, gpu: &'g Gpu, heads: usize) -> &'g Kernel<DecodeParams> {
-        let kernels = gpu.kernels().attention_decode.of(self.kv.ty);
+        let kernels = gpu.kernels().attention_decode.of(self.kv.types);
         kernels.of(self.kv.k_dim, heads)
     }
 
     fn shape(&self) -> Shape {
         Shape::Attention {
-            ty: self.kv.ty,
+            types: self.kv.types,
             n_heads: self.n_heads,
             n_kv_heads: self.kv.n_kv_heads,
             dim: self.kv.k_dim,
@@ -725,7 +725,7 @@ impl Call<'_> {
 
     fn kernels(&self) -> &DecodeKernels {
         let all = &self.gpu.kernels().attention_decode;
-        all.of(self.kv.shape.ty)
+        all.of(self.kv.shape.types)
     }
 
     fn decode(&self) -> Result<(), GpuError> {
@@ -808,7 +808,7 @@ impl Call<'_> {
 
     /// Rows of prompts, and of latent layers in decode steps too.
     fn prefill(&self) -> Result<(), GpuError> {
-        let kernels = self.gpu.kernels().attention_prefill.of(self.kv.shape.ty);
+        let kernels = self.gpu.kernels().attention_prefill.of(self.kv.shape.types);
         let Prefill {
             kernel,
             n_queries,

@@ -11,7 +11,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;
 use crate::kernel::{Kernel, kernels, layout};
-use crate::kv::{KvLayer, KvShape, KvType};
+use crate::kv::{KvLayer, KvShape, KvType, KvTypes};
 use crate::memory::{Address, Buffer};
 use crate::operands::ExpertMatrices;
 use crate::step::Step;
@@ -124,10 +124,10 @@ impl HeadsMemory {
     }
 
     /// Allocates memory for sequences of up to `n_ctx` positions, or as many as fit [`MAX_BYTES`] with the matrices, where
-    /// the device has kernels for these heads and caches of type `ty`, and steps have enough rows.
+    /// the device has kernels for these heads and caches of these types, and steps have enough rows.
     pub fn new(
         gpu: &Gpu,
-        ty: KvType,
+        types: KvTypes,
         heads: LatentHeads,
         [page, n_ctx, max_rows]: [usize; 3],
     ) -> Result<Option<HeadsMemory>, GpuError> {
@@ -141,7 +141,7 @@ impl HeadsMemory {
         let most = MAX_BYTES.saturating_sub(of_weights) / of_page.max(1);
         let n_blocks = n_ctx.div_ceil(page).min(most);
         let shape = KvShape {
-            ty,
+            types,
             n_blocks,
             n_kv_heads: heads.n_heads,
             page,
@@ -149,7 +149,7 @@ impl HeadsMemory {
             v_dim: heads.v_dim,
             values: Values::Apart,
         };
-        let attends = AttendBlocks::new(gpu, ty)?;
+        let attends = AttendBlocks::new(gpu, types)?;
         if Image::find(gpu.target(), kernel.module).is_none()
             || attends.of(gpu, &shape, MIN_ROWS).is_none()
             || max_rows.min(n_blocks * page) < MIN_ROWS
@@ -219,8 +219,8 @@ pub fn attend_to_heads(
     } = memory.heads;
     let shape = &latents.shape;
     assert_eq!(
-        (shape.ty, shape.n_kv_heads, shape.k_dim, shape.values),
-        (KvType::F16, 1, rank + n_rot, Values::InKeys),
+        (shape.types, shape.n_kv_heads, shape.k_dim, shape.values),
+        (KvType::F16.into(), 1, rank + n_rot, Values::InKeys),
         "a cache of latent vectors"
     );
     assert_eq!(shape.page, memory.shape.page, "pages of one size");

@@ -27,7 +27,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;
 use crate::kernel::{AnyKernel, KernelLayout, KernelTable};
-use crate::kv::{PerKvType, kv_modules};
+use crate::kv::{PerKvTypes, kv_modules, kv_types};
 use crate::roofline::{ArithmeticKernels, BandwidthKernels};
 use crate::self_test::SelfTestKernels;
 
@@ -40,7 +40,7 @@ macro_rules! modules {
         pub(crate) struct Kernels {
             $(pub(crate) $plain: $table,)*
             $(pub(super) $of_format: PerFormat<$format_table>,)*
-            $(pub(super) $of_kv: PerKvType<$kv_table>,)*
+            $(pub(super) $of_kv: PerKvTypes<$kv_table>,)*
         }
 
         impl Kernels {
@@ -48,7 +48,7 @@ macro_rules! modules {
                 Kernels {
                     $($plain: $table::of_module(stringify!($plain)),)*
                     $($of_format: PerFormat::of_modules(format_modules!($of_format)),)*
-                    $($of_kv: PerKvType::of_modules(kv_modules!($of_kv)),)*
+                    $($of_kv: PerKvTypes::of_modules(kv_modules!($of_kv)),)*
                 }
             }
 

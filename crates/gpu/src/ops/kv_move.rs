@@ -121,7 +121,7 @@ pub fn kv_move(
         return Ok(());
     }
     let KvShape {
-        ty,
+        types,
         n_blocks,
         n_kv_heads,
         page,
@@ -148,7 +148,7 @@ pub fn kv_move(
         k_hadamard: layer.shape.hadamard_lens()[0] as u32,
         pad: 0,
     };
-    let kernels = gpu.kernels().kv_move.of(ty);
+    let kernels = gpu.kernels().kv_move.of(types);
     let mut kernel = &kernels.kv_move_norm;
     if let Some(turn) = turn {
         let Rotation {
@@ -179,7 +179,7 @@ pub fn kv_move(
         Values::InKeys => n_kv_heads * page,
     };
     let grid = [moves.runs.len() as u32, n_rows.div_ceil(TEAMS) as u32, 1];
-    let shared_bytes = match ty.has_scales() {
+    let shared_bytes = match types.keys().has_scales() {
         true => TEAMS as u32 * params.k_dim * size_of::<f32>() as u32,
         false => 0,
     };

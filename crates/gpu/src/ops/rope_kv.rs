@@ -3,7 +3,7 @@
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{kernels, layout};
-use crate::kv::{KvLayer, KvShape, KvType, Planes};
+use crate::kv::{KvLayer, KvShape, KvType, KvTypes, Planes};
 use crate::limit::{Limit, MAX_GRID};
 use crate::memory::{Address, Slice};
 use crate::step::Step;
@@ -159,15 +159,15 @@ pub(crate) fn check_append(gpu: &Gpu, shape: &KvShape, n_heads: usize) -> Result
     })?;
     let widest = shape.k_dim.max(shape.v_dim).saturating_add(7) / 8 * 8;
     let most = gpu.max_shared_bytes() as usize / TEAMS as usize / size_of::<f32>();
-    Limit::check(!shape.ty.has_scales() || widest <= most, widest, || {
-        let ty = shape.ty.name();
-        format!("heads of at most {most} values in a cache of {ty}")
+    Limit::check(!shape.types.has_scales() || widest <= most, widest, || {
+        let types = shape.types.name();
+        format!("heads of at most {most} values in a cache of {types}")
     })
 }
 
 /// Bytes of shared memory for the heads of a block.
-fn shared_bytes(ty: KvType, widest: u32) -> u32 {
-    match ty.has_scales() {
+fn shared_bytes(types: KvTypes, widest: u32) -> u32 {
+    match types.has_scales() {
         true => TEAMS * widest * size_of::<f32>() as u32,
         false => 0,
     }
@@ -202,7 +202,7 @@ pub fn rope_to(
     params.set_step(step);
     params.set_queries(from_to, head_dim, step.n_rows());
     params.set_table(rotation);
-    params.launch(gpu, KvType::F16, rotation.style, step.n_rows())
+    params.launch(gpu, KvType::F16.into(), rotation.style, step.n_rows())
 }
 
 /// Appends the keys `k` [n_rows, n_kv_heads * k_dim] and values `v` [n_rows, n_kv_heads * v_dim] to the KV cache, at
@@ -220,7 +220,7 @@ pub fn kv_append(
     let mut params = RopeKvParams::default();
     params.set_step(step);
     params.set_cache(layer, k, v, step.n_rows());
-    params.launch(gpu, layer.shape.ty, RopeStyle::Norm, step.n_rows())
+    params.launch(gpu, layer.shape.types, RopeStyle::Norm, step.n_rows())
 }
 
 /// Does both rotations and the append in one launch: [`rope`] of `q` to `q_out` and of `k` to the cache, after the
@@ -250,7 +250,7 @@ pub fn rope_kv(
         params.eps = norms.eps;
     }
     let style = operands.rotation.style;
-    params.launch(gpu, layer.shape.ty, style, step.n_rows())
+    params.launch(gpu, layer.shape.types, style, step.n_rows())
 }
 
 /// Rotates the ends of queries of latent attention, normalizes the keys, and appends these with their rotated ends to the
@@ -291,7 +291,7 @@ pub fn latent_rope_kv(
     (params.k, params.k_tail) = (operands.k.address(), operands.k_tail.address());
     (params.q_tail, params.q_tail_dim) = (operands.q_tail.address(), tail_dim as u32);
     (params.k_norm, params.eps) = (operands.norm.address(), operands.eps);
-    params.launch(gpu, shape.ty, operands.rotation.style, n_rows)
+    params.launch(gpu, shape.types, operands.rotation.style, n_rows)
 }
 
 impl RopeKvParams {
@@ -379,7 +379,7 @@ impl RopeKvParams {
     fn launch(
         &self,
         gpu: &Gpu,
-        ty: KvType,
+        types: KvTypes,
         style: RopeStyle,
         n_rows: usize,
     ) -> Result<(), GpuError> {
@@ -406,7 +406,7 @@ impl RopeKvParams {
         let is_aligned = lengths.iter().all(|len| len.is_multiple_of(8))
             && pointers.iter().all(|ptr| ptr.is_aligned_to(16))
             && !gpu.takes(Variant::LoadsNarrow);
-        let kernels = gpu.kernels().rope_kv.of(ty);
+        let kernels = gpu.kernels().rope_kv.of(types);
         let kernel = match (style, is_aligned) {
             (RopeStyle::Norm, true) => &kernels.rope_kv_norm_4,
             (RopeStyle::Norm, false) => &kernels.rope_kv_norm_1,
@@ -415,6 +415,12 @@ impl RopeKvParams {
         };
         let n_heads = self.n_q_heads + 2 * self.n_kv_heads;
         let grid = [n_rows as u32, n_heads.div_ceil(TEAMS), 1];
-        gpu.launch(kernel, grid, THREADS, shared_bytes(ty, self.widest), self)
+        gpu.launch(
+            kernel,
+            grid,
+            THREADS,
+            shared_bytes(types, self.widest),
+            self,
+        )
     }
 }

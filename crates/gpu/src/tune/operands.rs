@@ -234,13 +234,14 @@ impl Attention {
 impl KvShape {
     /// Returns keys and values as bytes of a layer. All numbers are between -2 and 2.
     fn example(&self) -> [Vec<u8>; 2] {
-        [self.k_dim, self.stored_v_dim()].map(|dim| {
+        let keys = (self.types.keys(), self.k_dim);
+        [keys, (self.types.values(), self.stored_v_dim())].map(|(ty, dim)| {
             if dim == 0 {
                 return Vec::new();
             }
             let n_rows = self.n_rows();
             let n_codes = n_rows * dim;
-            let mut bytes: Vec<u8> = match self.ty {
+            let mut bytes: Vec<u8> = match ty {
                 crate::KvType::F16 => values(n_codes)
                     .iter()
                     .flat_map(|&x| half::f16::from_f32(x).to_le_bytes())
@@ -261,7 +262,7 @@ impl KvShape {
                     .collect(),
             };
             let half = |x: f32| half::f16::from_f32(x).to_le_bytes();
-            let scales = match self.ty {
+            let scales = match ty {
                 crate::KvType::F16 => vec![],
                 crate::KvType::Q8_0 => half(1.0 / 64.0).to_vec(),
                 crate::KvType::F8E4M3 => half::bf16::from_f32(1.0).to_le_bytes().to_vec(),
@@ -271,7 +272,7 @@ impl KvShape {
                 }
                 crate::KvType::Q4_0 => half(1.0 / 8.0).to_vec(),
             };
-            let n_scales = n_rows * self.ty.head_bytes(dim) - bytes.len();
+            let n_scales = n_rows * ty.head_bytes(dim) - bytes.len();
             bytes.extend(scales.iter().cycle().take(n_scales));
             bytes
         })

@@ -8,14 +8,14 @@ use crate::common::values::Random;
 use half::{bf16, f16};
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{
-    Choice, Event, Gpu, KvLayer, KvShape, KvType, SeqRows, Shape, Step, Trace, Tuning,
+    Choice, Event, Gpu, KvLayer, KvShape, KvType, KvTypes, SeqRows, Shape, Step, Trace, Tuning,
 };
 use rocmforge_plan::{Alibi, Growth, Mask, Values};
 
 /// A step: sequences as (first position, rows), followed by padding rows.
 #[derive(Clone)]
 struct Case {
-    ty: KvType,
+    types: KvTypes,
     n_heads: usize,
     n_kv_heads: usize,
     k_dim: usize,
@@ -39,7 +39,7 @@ struct Case {
 impl Case {
     fn new(n_heads: usize, n_kv_heads: usize, dim: usize, seqs: &[(usize, usize)]) -> Case {
         Case {
-            ty: KvType::F16,
+            types: KvType::F16.into(),
             n_heads,
             n_kv_heads,
             k_dim: dim,
@@ -63,10 +63,10 @@ impl Case {
         }
     }
 
-    fn of(mut self, ty: KvType) -> Case {
-        self.ty = ty;
+    fn of(mut self, types: impl Into<KvTypes>) -> Case {
+        self.types = types.into();
         // Rotating a head back adds up what its values have of an error.
-        if matches!(ty, KvType::Q5_1 | KvType::Q4_0) {
+        if matches!(self.types.values(), KvType::Q5_1 | KvType::Q4_0) {
             self.tolerance *= 2.0;
         }
         self
@@ -82,7 +82,7 @@ impl Case {
 
     fn shape(&self) -> KvShape {
         KvShape {
-            ty: self.ty,
+            types: self.types,
             n_blocks: (self.seqs.len() + 1) * self.n_ctx.div_ceil(self.page),
             n_kv_heads: self.n_kv_heads,
             page: self.page,
@@ -96,8 +96,11 @@ impl Case {
 /// The largest error of weights that are f16 numbers, after queries that are.
 const IN_HALVES: f64 = 1e-3;
 
-/// Quantized cache types.
-const CODED: [KvType; 4] = [KvType::Q8_0, KvType::F8E4M3, KvType::Q5_1, KvType::Q4_0];
+/// Cache types of which one is quantized, or both.
+fn coded() -> impl Iterator<Item = KvTypes> {
+    let all = KvTypes::ALL.iter().copied();
+    all.filter(|&types| types != KvType::F16.into())
+}
 
 /// The buffers of a case.
 struct Data {
@@ -123,11 +126,12 @@ impl Data {
         for i in (1..n_blocks).rev() {
             blocks.swap(i, random.below(i + 1));
         }
+        let n_rows = n_blocks * case.n_kv_heads * case.page;
         // Kernels must not use entries past a sequence's end or the entry of a missing sequence.
         let mut data = Data {
             q: Vec::new(),
-            k: Stored::new(case.ty, n_blocks * case.n_kv_heads * case.page, case.k_dim),
-            v: Stored::new(case.ty, n_blocks * case.n_kv_heads * case.page, case.v_dim),
+            k: Stored::new(case.types.keys(), n_rows, case.k_dim),
+            v: Stored::new(case.types.values(), n_rows, case.v_dim),
             positions: Vec::new(),
             seq_of_row: Vec::new(),
             seqs: vec![SeqRows::default(); n_seqs],
@@ -150,19 +154,20 @@ impl Data {
                 for head in 0..case.n_kv_heads {
                     let slot = data.slot(case, s, pos, head);
                     // Every row has another scale.
-                    let factor = match case.ty {
+                    let factor = |ty| match ty {
                         KvType::F16 => 1.0,
                         _ => [1.0, 0.03, 0.4, 2.5][pos % 4],
                     };
-                    let of_values = factor * (case.growth)(pos);
+                    let [keys, values] = [case.types.keys(), case.types.values()];
+                    let of_values = factor(values) * (case.growth)(pos);
                     let planes = [
-                        (&mut data.k, case.k_dim, factor),
-                        (&mut data.v, case.v_dim, of_values),
+                        (&mut data.k, keys, case.k_dim, factor(keys)),
+                        (&mut data.v, values, case.v_dim, of_values),
                     ];
-                    for (x, dim, factor) in planes {
+                    for (x, ty, dim, factor) in planes {
                         let row = (0..dim).map(|_| (random.unit() * 2.0 - 1.0) as f32 * factor);
                         let row: Vec<f32> = row.collect();
-                        let [codes, scales] = &kv::encode(case.ty, &row);
+                        let [codes, scales] = &kv::encode(ty, &row);
                         x.set(slot, [codes, scales]);
                     }
                 }
@@ -306,7 +311,7 @@ impl Data {
             .unwrap();
         let scratch = AttentionScratch::new(
             gpu,
-            case.ty,
+            case.types,
             case.seqs.len(),
             case.n_heads,
             case.v_dim,
@@ -388,7 +393,7 @@ fn check_on(name: &str, case: &Case, chosen: fn(&Gpu) -> bool) {
     let queries = data.exact_queries();
     let exact = data.expected(case, &queries, |x| x);
     // The prefill kernels round values of quantized types to f16.
-    let rounded = (case.ty != KvType::F16)
+    let rounded = (case.types != KvType::F16.into())
         .then(|| data.expected(case, &queries, |x| f16::from_f64(x).to_f64()));
     let halves = OnceCell::new();
     let usual = case.usual_variants();
@@ -396,7 +401,7 @@ fn check_on(name: &str, case: &Case, chosen: fn(&Gpu) -> bool) {
         .into_iter()
         .filter(|variant| !usual.contains(variant))
         .collect();
-    let case_name = format!("{name} {:?}", case.ty);
+    let case_name = format!("{name} {}", case.types.name());
     let gpus = common::gpus_from(case_name.bytes().map(usize::from).sum());
     let with_others = gpus.enumerate().flat_map(|(i, gpu)| {
         let has_all = i == 0 || common::repeats().is_some();
@@ -421,7 +426,7 @@ fn check_on(name: &str, case: &Case, chosen: fn(&Gpu) -> bool) {
             }
             false => run(&gpu),
         };
-        let target = format!("{:?} {}", case.ty, common::name(&gpu));
+        let target = format!("{} {}", case.types.name(), common::name(&gpu));
         let (rows, padding) = out.split_at(exact.len());
         let is_decode = ["decode", "generic"]
             .iter()
@@ -510,13 +515,16 @@ fn long_contexts() {
 }
 
 /// Identifies the order of additions in the kernels with 1, 2, 4 and 8 heads per block, as exported by the image.
-fn orders(gpu: &Gpu, ty: KvType, dim: usize) -> [u8; 4] {
-    let module = match ty {
-        KvType::F16 => "attention_decode.F16",
-        KvType::Q8_0 => "attention_decode.Q8_0",
-        KvType::F8E4M3 => "attention_decode.F8E4M3",
-        KvType::Q5_1 => "attention_decode.Q5_1",
-        KvType::Q4_0 => "attention_decode.Q4_0",
+fn orders(gpu: &Gpu, types: KvTypes, dim: usize) -> [u8; 4] {
+    let module = match types.name() {
+        "F16" => "attention_decode.F16",
+        "Q8_0" => "attention_decode.Q8_0",
+        "F8E4M3" => "attention_decode.F8E4M3",
+        "Q5_1" => "attention_decode.Q5_1",
+        "Q4_0" => "attention_decode.Q4_0",
+        "F16_Q8_0" => "attention_decode.F16_Q8_0",
+        "Q8_0_Q4_0" => "attention_decode.Q8_0_Q4_0",
+        name => unreachable!("{name}"),
     };
     let name = match dim {
         64 => "orders_64",
@@ -631,18 +639,18 @@ fn heads_per_block_do_not_change_bits() {
         (4, 1, 256),
         (3, 1, 512),
     ] {
-        for ty in KvType::ALL {
-            let case = Case::new(n_heads, n_kv_heads, dim, &[(75, 1), (0, 1), (150, 1)]).of(ty);
+        for &types in KvTypes::ALL {
+            let case = Case::new(n_heads, n_kv_heads, dim, &[(75, 1), (0, 1), (150, 1)]).of(types);
             let data = Data::new(&case);
             let most = (n_heads / n_kv_heads).next_power_of_two();
             for gpu in common::gpus() {
-                let orders = orders(&gpu, ty, dim);
+                let orders = orders(&gpu, types, dim);
                 assert_eq!(orders[1], orders[2], "two heads and four");
                 let usual = kernels(&gpu, &data, &case);
                 assert_eq!(usual.1, format!("decode_{dim}_{most} combine"));
                 for (i, heads) in [1, 2, 4, 8].into_iter().enumerate() {
                     let shape = Shape::Attention {
-                        ty,
+                        types,
                         n_heads,
                         n_kv_heads,
                         dim,
@@ -684,7 +692,7 @@ fn generic_head_widths() {
 /// Includes head widths that are no multiple of the 32 values in a block.
 #[test]
 fn quantized_caches() {
-    for ty in CODED {
+    for types in coded() {
         for (dim, n_heads) in [
             (64, 1),
             (80, 2),
@@ -695,17 +703,17 @@ fn quantized_caches() {
             (128, 8),
             (512, 3),
         ] {
-            let mut case = Case::new(n_heads, 1, dim, &[(0, 1), (100, 1), (31, 2)]).of(ty);
+            let mut case = Case::new(n_heads, 1, dim, &[(0, 1), (100, 1), (31, 2)]).of(types);
             case.page = [16, 32, 64][dim / 16 % 3];
             check(&format!("width {dim}"), &case);
         }
         for (k_dim, v_dim) in [(40, 40), (192, 128), (17, 24)] {
-            let mut case = Case::new(2, 1, k_dim, &[(50, 1), (0, 2)]).of(ty);
+            let mut case = Case::new(2, 1, k_dim, &[(50, 1), (0, 2)]).of(types);
             case.v_dim = v_dim;
             check(&format!("widths {k_dim} and {v_dim}"), &case);
         }
         for page in [16, 32, 64] {
-            let mut case = Case::new(2, 2, 64, &[(14, 1), (16, 1), (257, 1)]).of(ty);
+            let mut case = Case::new(2, 2, 64, &[(14, 1), (16, 1), (257, 1)]).of(types);
             case.page = page;
             case.scores.mask = Mask::Window(70);
             case.scores.soft_cap = Some(5.0);
@@ -723,9 +731,9 @@ fn values_of_growing_and_shrinking_magnitude() {
         |pos| if pos % 150 == 149 { 4096.0 } else { 1.0 },
         |_| 1e-4,
     ];
-    for ty in KvType::ALL {
+    for &types in KvTypes::ALL {
         for growth in growths {
-            let mut case = Case::new(4, 1, 64, &[(400, 1), (130, 1)]).of(ty);
+            let mut case = Case::new(4, 1, 64, &[(400, 1), (130, 1)]).of(types);
             case.growth = growth;
             check("growth", &case);
         }
@@ -734,9 +742,9 @@ fn values_of_growing_and_shrinking_magnitude() {
 
 #[test]
 fn prompts_with_quantized_caches() {
-    for ty in CODED {
+    for types in coded() {
         for (dim, page) in [(64, 16), (80, 32), (96, 64), (128, 16), (256, 32)] {
-            let mut case = Case::new(2, 1, dim, &[(10, 33), (0, 0), (70, 1)]).of(ty);
+            let mut case = Case::new(2, 1, dim, &[(10, 33), (0, 0), (70, 1)]).of(types);
             case.page = page;
             if dim == 128 {
                 case.scores.mask = Mask::Window(20);
@@ -751,9 +759,11 @@ fn prompts_with_quantized_caches() {
 #[test]
 fn reads_every_code_exactly() {
     for gpu in common::gpus_with(&VARIANTS) {
-        let types = [KvType::Q8_0, KvType::F8E4M3];
-        for (ty, n_heads) in types.into_iter().flat_map(|ty| [(ty, 4), (ty, 8)]) {
-            let mut case = Case::new(n_heads, 4, 64, &[(0, 1), (9, 1), (18, 1)]).of(ty);
+        let both = KvTypes::of(KvType::F16, KvType::Q8_0).expect("it is built");
+        let types = [KvType::Q8_0.into(), KvType::F8E4M3.into(), both];
+        for (types, n_heads) in types.into_iter().flat_map(|ty| [(ty, 4), (ty, 8)]) {
+            let ty = types.values();
+            let mut case = Case::new(n_heads, 4, 64, &[(0, 1), (9, 1), (18, 1)]).of(types);
             case.n_padding = 0;
             case.scores.mask = Mask::Window(1);
             let mut data = Data::new(&case);
@@ -789,7 +799,10 @@ fn reads_every_code_exactly() {
                     true => f16::from_f64(wanted).to_f32(),
                     false => wanted as f32,
                 };
-                assert_eq!(*got, wanted, "{ty:?}, {n_heads} heads on {name}: value {i}");
+                assert_eq!(
+                    *got, wanted,
+                    "{types:?}, {n_heads} heads on {name}: value {i}"
+                );
             }
         }
     }
@@ -799,26 +812,27 @@ fn reads_every_code_exactly() {
 #[test]
 fn nan_and_infinity_propagate() {
     for gpu in common::gpus_with(&VARIANTS) {
-        for ty in KvType::ALL {
-            let case = Case::new(2, 1, 64, &[(20, 1), (20, 1)]).of(ty);
+        for &types in KvTypes::ALL {
+            let case = Case::new(2, 1, 64, &[(20, 1), (20, 1)]).of(types);
             for of_keys in [true, false] {
                 let mut data = Data::new(&case);
                 let slot = data.slot(&case, 1, 7, 0);
+                let (stored, ty) = match of_keys {
+                    true => (&mut data.k, types.keys()),
+                    false => (&mut data.v, types.values()),
+                };
                 let [codes, scales] = &kv::encode(ty, &[f32::INFINITY; 64]);
-                match of_keys {
-                    true => data.k.set(slot, [codes, scales]),
-                    false => data.v.set(slot, [codes, scales]),
-                }
+                stored.set(slot, [codes, scales]);
                 let out = data.run(&gpu, &case);
                 let (good, rest) = out.split_at(128);
                 assert!(
                     good.iter().all(|x| x.is_finite()),
-                    "{ty:?} on {}",
+                    "{types:?} on {}",
                     common::name(&gpu)
                 );
                 assert!(
                     rest[..128].iter().all(|x| !x.is_finite()),
-                    "{ty:?} on {}",
+                    "{types:?} on {}",
                     common::name(&gpu)
                 );
             }
@@ -1010,8 +1024,8 @@ fn prompts_with_wide_heads() {
     let mut case = Case::new(4, 2, 512, &[(0, 19)]);
     case.scores.alibi = Some(Alibi { max_bias: 8.0 });
     check("prompts, wide heads with biases", &case);
-    for ty in CODED {
-        let case = Case::new(2, 1, 512, &[(10, 19), (0, 0), (30, 1)]).of(ty);
+    for types in coded() {
+        let case = Case::new(2, 1, 512, &[(10, 19), (0, 0), (30, 1)]).of(types);
         check("prompts, wide heads", &case);
     }
 }
@@ -1024,11 +1038,11 @@ fn keys_wider_than_values() {
         (6, 2, Mask::Window(20)),
         (7, 1, Mask::Chunk(64)),
     ];
-    for (i, ty) in KvType::ALL.into_iter().enumerate() {
+    for (i, &types) in KvTypes::ALL.iter().enumerate() {
         let seqs = [[(20, 1), (100, 1), (0, 2)], [(10, 23), (0, 6), (70, 1)]];
         for (j, seqs) in seqs.into_iter().enumerate() {
             let (n_heads, n_kv_heads, mask) = kinds[(i + j) % kinds.len()];
-            let mut case = Case::new(n_heads, n_kv_heads, 192, &seqs).of(ty);
+            let mut case = Case::new(n_heads, n_kv_heads, 192, &seqs).of(types);
             case.v_dim = 128;
             case.scores.mask = mask;
             case.sinks = (n_heads == 6).then(|| [SINKS, SINKS].concat()[..6].to_vec());

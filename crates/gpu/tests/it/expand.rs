@@ -176,7 +176,7 @@ fn check(
 
     let n_pages = n_positions.div_ceil(PAGE);
     let shape = KvShape {
-        ty: KvType::F16,
+        types: KvType::F16.into(),
         n_blocks: n_pages + 2,
         n_kv_heads: 1,
         page: PAGE,
@@ -212,8 +212,9 @@ fn check(
         max_rows_of_seq: n_rows,
         longest: n_positions,
     };
-    let new =
-        |ty, n_ctx, max_rows| HeadsMemory::new(gpu, ty, heads, [PAGE, n_ctx, max_rows]).unwrap();
+    let new = |ty: KvType, n_ctx, max_rows| {
+        HeadsMemory::new(gpu, ty.into(), heads, [PAGE, n_ctx, max_rows]).unwrap()
+    };
     let memory = new(KvType::F16, n_positions + 40, n_rows);
     let memory = memory.expect("there is a kernel for these heads");
     assert!(new(KvType::Q8_0, n_positions, n_rows).is_none());
@@ -221,7 +222,8 @@ fn check(
     assert!(memory.is_faster(gpu, n_rows, n_positions));
     assert!(!memory.is_faster(gpu, 8, n_positions), "few rows");
     assert!(!memory.is_faster(gpu, n_rows, n_positions + 100), "no room");
-    let scratch = AttentionScratch::new(gpu, KvType::F16, 1, n_heads, v_dim, n_positions).unwrap();
+    let scratch =
+        AttentionScratch::new(gpu, KvType::F16.into(), 1, n_heads, v_dim, n_positions).unwrap();
     let dq = gpu.upload(&q).unwrap();
     let found = any_order(|| {
         let out = gpu.alloc::<f32>(n_rows * n_heads * v_dim).unwrap();

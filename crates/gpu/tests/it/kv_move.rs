@@ -5,7 +5,7 @@ use crate::common::any_order;
 use crate::common::kv::{self, Stored};
 use crate::common::values::Random;
 use rocmforge_gpu::ops::{self, KeyTurn, KvMoves, RopeStyle, Rotation, SlotRun};
-use rocmforge_gpu::{Gpu, KvLayer, KvShape, KvType};
+use rocmforge_gpu::{Gpu, KvLayer, KvShape, KvType, KvTypes};
 use rocmforge_plan::Values;
 
 const N_BLOCKS: usize = 5;
@@ -131,18 +131,20 @@ fn moves_copy_bits_and_rotate_keys() {
     let mut random = Random(11);
     for gpu in common::gpus() {
         let styles = [RopeStyle::Norm, RopeStyle::Neox];
-        let kinds = styles.iter().flat_map(|s| KvType::ALL.map(|ty| (*s, ty)));
-        for (sizes, (style, ty)) in SHAPES
+        let kinds = { styles.iter() }.flat_map(|s| KvTypes::ALL.iter().map(|types| (*s, *types)));
+        for (sizes, (style, types)) in SHAPES
             .iter()
             .flat_map(|s| kinds.clone().map(move |k| (s, k)))
         {
             let &[n_kv_heads, k_dim, v_dim, n_rot, start, page] = sizes;
             let values = match start + n_rot == k_dim && start == v_dim {
+                true if types.keys() != types.values() => continue,
                 true => Values::InKeys,
                 false => Values::Apart,
             };
+            let ty = types.keys();
             let shape = KvShape {
-                ty,
+                types,
                 n_blocks: N_BLOCKS,
                 n_kv_heads,
                 page,
@@ -150,7 +152,7 @@ fn moves_copy_bits_and_rotate_keys() {
                 v_dim,
                 values,
             };
-            let mut stored = |which: usize, dim: usize| {
+            let mut stored = |which: usize, ty: KvType, dim: usize| {
                 let mut stored = Stored::of_bytes(&shape, which, &vec![0; shape.n_bytes()[which]]);
                 if shape.n_bytes()[which] == 0 {
                     return stored;
@@ -161,12 +163,12 @@ fn moves_copy_bits_and_rotate_keys() {
                 }
                 stored
             };
-            let before = [stored(0, k_dim), stored(1, v_dim)];
+            let before = [stored(0, ty, k_dim), stored(1, types.values(), v_dim)];
             let bytes = [before[0].bytes(), before[1].bytes()];
             let caches = [&bytes[0][..], &bytes[1][..]];
             let got = any_order(|| moved(&gpu, &shape, caches, [n_rot, start], (style, 1.19)));
             let (got_k, got_v) = got.split_at(bytes[0].len());
-            let what = format!("{ty:?} {sizes:?}, {style:?} on {}", gpu.target());
+            let what = format!("{types:?} {sizes:?}, {style:?} on {}", gpu.target());
 
             // Rows that do not rotate keep their bits. Rotated rows are checked here, then excluded from the
             // comparison.

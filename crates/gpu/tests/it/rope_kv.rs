@@ -7,7 +7,7 @@ use crate::common::values::{Random, assert_close};
 use half::{bf16, f16};
 use rocmforge_gguf::quant::f8;
 use rocmforge_gpu::ops::{HeadNorms, LatentRopeKv, RopeKv, RopeStyle, Rotation};
-use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, SeqRows, Step, ops};
+use rocmforge_gpu::{Buffer, Gpu, KvLayer, KvShape, KvType, KvTypes, SeqRows, Step, ops};
 use rocmforge_plan::Values;
 
 const N_CTX: usize = 50;
@@ -176,9 +176,9 @@ fn places(rows: &Rows, n_heads: usize, page: usize) -> Vec<Option<usize>> {
     places
 }
 
-fn kv_shape(shape: &Shape, ty: KvType) -> KvShape {
+fn kv_shape(shape: &Shape, types: KvTypes) -> KvShape {
     KvShape {
-        ty,
+        types,
         n_blocks: N_BLOCKS,
         n_kv_heads: shape.n_kv_heads,
         page: shape.page,
@@ -196,12 +196,13 @@ fn caches(gpu: &Gpu, shape: &KvShape) -> [Buffer; 2] {
 /// The expected cache after an append of `x` `[n_rows, n_kv_heads * dim]`.
 fn appended(shape: &KvShape, which: usize, rows: &Rows, x: &[f32]) -> Vec<u8> {
     let (dim, n_bytes) = ([shape.k_dim, shape.v_dim][which], shape.n_bytes()[which]);
+    let ty = [shape.types.keys(), shape.types.values()][which];
     let mut stored = Stored::of_bytes(shape, which, &vec![OLD; n_bytes]);
     let places = places(rows, shape.n_kv_heads, shape.page);
     for (place, head) in places.iter().zip(x.chunks(dim)) {
         if let Some(at) = *place {
             let head = kv::rotated(head, shape.hadamard_lens()[which]);
-            let [codes, scales] = &kv::encode(shape.ty, &head);
+            let [codes, scales] = &kv::encode(ty, &head);
             stored.set(at, [codes, scales]);
         }
     }
@@ -246,7 +247,8 @@ fn with_one_nan(ty: KvType, mut bytes: Vec<u8>) -> Vec<u8> {
 fn append_rounds_to_nearest_and_writes_nothing_else() {
     let mut random = Random(1);
     for gpu in common::gpus() {
-        for (shape, ty) in shapes().flat_map(|shape| KvType::ALL.map(|ty| (shape, ty))) {
+        let types = KvTypes::ALL.iter();
+        for (shape, &types) in shapes().flat_map(|shape| types.clone().map(move |t| (shape, t))) {
             let rows = Rows::new(&gpu, shape.page as u32);
             let n = rows.n() * shape.n_kv_heads;
             let mut k = random.normals(n * shape.k_dim);
@@ -257,8 +259,8 @@ fn append_rounds_to_nearest_and_writes_nothing_else() {
             let k = with_specials(k);
             let v = random.normals(n * shape.v_dim);
             let (dk, dv) = (gpu.upload(&k).unwrap(), gpu.upload(&v).unwrap());
-            let kv_shape = kv_shape(&shape, ty);
-            for (which, x) in [(0, &k), (1, &v)] {
+            let kv_shape = kv_shape(&shape, types);
+            for (which, ty, x) in [(0, types.keys(), &k), (1, types.values(), &v)] {
                 let got = any_order(|| {
                     let caches = caches(&gpu, &kv_shape);
                     let layer = KvLayer::new(kv_shape, &caches);
@@ -269,7 +271,13 @@ fn append_rounds_to_nearest_and_writes_nothing_else() {
                 let got = with_one_nan(ty, got);
                 let wanted = with_one_nan(ty, appended(&kv_shape, which, &rows, x));
                 let differs = got.iter().zip(&wanted).position(|(a, b)| a != b);
-                assert_eq!(differs, None, "{ty:?} {} on {}", shape.k_dim, gpu.target());
+                assert_eq!(
+                    differs,
+                    None,
+                    "{types:?} {} on {}",
+                    shape.k_dim,
+                    gpu.target()
+                );
             }
         }
     }
@@ -302,8 +310,9 @@ fn rows_of_every_magnitude() {
         let rows = Rows::new(&gpu, shape.page as u32);
         let [k, v] = [&k, &v].map(|row| row.repeat(rows.n()));
         let [dk, dv] = [&k, &v].map(|x| gpu.upload(x).unwrap());
-        for ty in KvType::ALL.into_iter().filter(|&ty| ty != KvType::F16) {
-            let kv_shape = kv_shape(&shape, ty);
+        let types = KvTypes::ALL.iter();
+        for &types in types.filter(|&&types| types != KvType::F16.into()) {
+            let kv_shape = kv_shape(&shape, types);
             let caches = caches(&gpu, &kv_shape);
             let layer = KvLayer::new(kv_shape, &caches);
             ops::kv_append(&gpu, &layer, dk.as_slice(), dv.as_slice(), &rows.step()).unwrap();
@@ -311,7 +320,7 @@ fn rows_of_every_magnitude() {
                 let got = gpu.read(caches[which].as_slice::<u8>()).unwrap();
                 let wanted = appended(&kv_shape, which, &rows, x);
                 let differs = got.iter().zip(&wanted).position(|(a, b)| a != b);
-                assert_eq!(differs, None, "{ty:?} {which} on {}", common::name(&gpu));
+                assert_eq!(differs, None, "{types:?} {which} on {}", common::name(&gpu));
             }
         }
     }
@@ -348,7 +357,7 @@ fn f8_rounds_to_nearest() {
     }
     let mut shape = shapes().next().unwrap();
     (shape.n_kv_heads, shape.k_dim, shape.v_dim) = (heads.len() / 64, 64, 64);
-    let kv_shape = kv_shape(&shape, KvType::F8E4M3);
+    let kv_shape = kv_shape(&shape, KvType::F8E4M3.into());
     for gpu in common::gpus() {
         let rows = Rows::new(&gpu, shape.page as u32);
         let x = gpu.upload(&heads.repeat(rows.n())).unwrap();
@@ -425,7 +434,7 @@ fn assert_keys(gpu: &Gpu, layer: &KvLayer<'_>, rows: &Rows, wanted: &[f64], what
         for (got, wanted) in got[at * shape.k_dim..].iter().zip(&wanted) {
             // Half a unit in the last place of F16 and F8 (whose smallest numbers are at most 2^-18 of the largest), or
             // half a step of types with blocks; plus f32's error.
-            let rounding = match shape.ty {
+            let rounding = match shape.types.keys() {
                 KvType::F16 => wanted.abs() / 2048.0 * 1.001,
                 ty @ (KvType::Q8_0 | KvType::Q5_1 | KvType::Q4_0) => kv::block_error(ty, largest),
                 KvType::F8E4M3 => wanted.abs() / 16.0 * 1.001 + largest / 200_000.0,
@@ -444,7 +453,7 @@ fn fused_rotation_and_append() {
     for gpu in common::gpus_with(&["loads=narrow"]) {
         let cases = shapes().flat_map(|shape| STYLES.map(|style| (shape, style)));
         for (i, (shape, style)) in cases.enumerate() {
-            let kv_shape = kv_shape(&shape, KvType::ALL[(i / 2 + i) % KvType::ALL.len()]);
+            let kv_shape = kv_shape(&shape, KvTypes::ALL[(i / 2 + i) % KvTypes::ALL.len()]);
             let rows = Rows::new(&gpu, shape.page as u32);
             let q = random.normals(rows.n() * shape.n_heads * shape.k_dim);
             let k = random.normals(rows.n() * shape.n_kv_heads * shape.k_dim);
@@ -479,9 +488,9 @@ fn fused_rotation_and_append() {
                 };
                 ops::rope_kv(&gpu, &operands, &layer, &rows.step()).unwrap();
                 let what = format!(
-                    "{style:?}, head {}, {:?}, norms {has_norms}, {}",
+                    "{style:?}, head {}, {}, norms {has_norms}, {}",
                     shape.k_dim,
-                    kv_shape.ty,
+                    kv_shape.types.name(),
                     common::name(&gpu)
                 );
                 let [wq, wk] = [0, 1].map(|i| has_norms.then_some(&weights[i][..]));
@@ -524,7 +533,7 @@ fn ends_from_elsewhere() {
             let [n_heads, start, n_rot, tail_dim] = shape;
             let k_dim = start + n_rot;
             let kv_shape = KvShape {
-                ty: KvType::ALL[i % KvType::ALL.len()],
+                types: KvType::ALL[i % KvType::ALL.len()].into(),
                 n_blocks: N_BLOCKS,
                 n_kv_heads: 1,
                 page: 16,
@@ -598,7 +607,7 @@ fn keys_that_hold_the_values() {
             .flat_map(|ty| [[96, 64], [576, 512], [10, 6]].map(|dims| (ty, dims)))
         {
             let shape = KvShape {
-                ty,
+                types: ty.into(),
                 n_blocks: N_BLOCKS,
                 n_kv_heads: 1,
                 page: 16,

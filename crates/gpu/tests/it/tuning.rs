@@ -10,7 +10,7 @@ use crate::common::weights::{Fill, Packed, Random, blocks};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, AttentionScratch, Product, Scores};
 use rocmforge_gpu::{
-    BlockOrder, Buffer, Choice, Event, Gpu, KvShape, KvType, MatmulTiles, Matrix, OutMode, Shape,
+    BlockOrder, Buffer, Choice, Event, Gpu, KvShape, KvTypes, MatmulTiles, Matrix, OutMode, Shape,
     Trace, Trial, Tuning, Variants, Work, tuning_key,
 };
 
@@ -257,8 +257,8 @@ fn trials_of_every_kind() {
                 n_rows: 12,
             },
         );
-        for ty in KvType::ALL {
-            let scratch = AttentionScratch::new(&gpu, ty, 2, 4, 64, 128).unwrap();
+        for &types in KvTypes::ALL {
+            let scratch = AttentionScratch::new(&gpu, types, 2, 4, 64, 128).unwrap();
             let attention = |n_heads, dim| Work::Attention {
                 n_rows: 2,
                 n_heads,
@@ -270,7 +270,7 @@ fn trials_of_every_kind() {
                     mask: Mask::All,
                 },
                 kv: KvShape {
-                    ty,
+                    types,
                     n_blocks: 0,
                     n_kv_heads: 1,
                     page: 16,

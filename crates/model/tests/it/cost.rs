@@ -13,7 +13,7 @@ fn step(model: &Model, shape: &BatchShape) -> OpCost {
     let cost = PlanCost {
         plan: &model.plan,
         weights: &model.weights,
-        kv_type: KvType::F16,
+        kv_types: KvType::F16.into(),
     };
     model.plan.ops.iter().map(|op| cost.op(op, shape)).sum()
 }
@@ -82,7 +82,7 @@ fn counts_buffer_bytes_separately() {
     let cost = PlanCost {
         plan: &model.plan,
         weights: &model.weights,
-        kv_type: KvType::F16,
+        kv_types: KvType::F16.into(),
     };
     let shape = shape(&[(0, 3)], 1);
     let of = |name: &str| {
@@ -132,7 +132,7 @@ fn fused_plan_computes_the_same_and_moves_less() {
         let cost = PlanCost {
             plan,
             weights: &model.weights,
-            kv_type: KvType::F16,
+            kv_types: KvType::F16.into(),
         };
         plan.ops.iter().map(|op| cost.op(op, &shape)).sum()
     };

@@ -119,7 +119,7 @@ fn with_model(test: impl FnOnce(&Model, &PlanOps<'_>)) {
     let ops = PlanOps::new(PlanCost {
         plan: &plan,
         weights: &model.weights,
-        kv_type: KvType::F16,
+        kv_types: KvType::F16.into(),
     });
     test(&model, &ops);
 }

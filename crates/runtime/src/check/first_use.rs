@@ -21,7 +21,7 @@ use crate::self_check::{OpCheck, PassedChecks, SelfCheck};
 use crate::stepwise::Stepwise;
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
-use rocmforge_plan::KvType;
+use rocmforge_plan::KvTypes;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Op, Placement, Plan, Side};
 
@@ -131,7 +131,7 @@ impl<'a> FirstUse<'a> {
             page,
             n_blocks: script.n_blocks,
             n_slots: PROMPT_ROWS.len(),
-            kv_type: self.config.kv_type,
+            kv_types: self.config.kv_types,
             batch_invariant: false,
             graphs: Graphs::Off,
             isa,
@@ -143,7 +143,7 @@ impl<'a> FirstUse<'a> {
             n_threads,
             page,
             n_blocks: script.n_blocks,
-            kv_type: self.config.kv_type,
+            kv_types: self.config.kv_types,
             n_slots: PROMPT_ROWS.len(),
         };
         let mut checked: Box<dyn Stepwise> = match &self.placement {
@@ -166,7 +166,7 @@ impl<'a> FirstUse<'a> {
         let labels = Labels {
             plan: &plan,
             weights,
-            kv_type: self.config.kv_type,
+            kv_types: self.config.kv_types,
         };
         let mut report = compare(
             checked.as_mut(),
@@ -176,7 +176,7 @@ impl<'a> FirstUse<'a> {
             Coverage::Distinct,
         )?;
         if plan.fixed_by().is_none() {
-            let pages = (page, self.config.kv_type);
+            let pages = (page, self.config.kv_types);
             let check = compare_moves(checked.as_mut(), &mut oracle, &script, &plan, pages)?;
             report.checks.push(check);
         }
@@ -224,7 +224,7 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
     let labels = Labels {
         plan,
         weights,
-        kv_type: KvType::default(),
+        kv_types: KvTypes::default(),
     };
     let mut seen = HashSet::new();
     let (mut ops, mut layers, mut kv, mut states) = (vec![], vec![], vec![], vec![]);
@@ -282,7 +282,7 @@ fn key(
     let labels = Labels {
         plan,
         weights: &model.weights,
-        kv_type: config.kv_type,
+        kv_types: config.kv_types,
     };
     let (target, variants, tuning) = (gpu.target(), gpu.variants(), gpu.tuning());
     let mut hash = DefaultHasher::new();

@@ -7,15 +7,15 @@ use super::{BOUND, OpCheck, Script, Stepwise};
 use crate::cpu::CpuBackend;
 use crate::error::RuntimeError;
 use rocmforge_plan::Plan;
-use rocmforge_plan::{KvShift, KvType};
+use rocmforge_plan::{KvShift, KvTypes};
 
-/// Compares a context shift on the KV cache that `script` has filled. Blocks have `page` tokens of type `kv_type`.
+/// Compares a context shift on the KV cache that `script` has filled. Blocks have `page` tokens of type `kv_types`.
 pub(crate) fn compare_moves(
     checked: &mut dyn Stepwise,
     oracle: &mut CpuBackend,
     script: &Script,
     plan: &Plan,
-    (page, kv_type): (usize, KvType),
+    (page, kv_types): (usize, KvTypes),
 ) -> Result<OpCheck, RuntimeError> {
     let (step, batch) = &script.checked[1];
     let page = page as u32;
@@ -43,7 +43,7 @@ pub(crate) fn compare_moves(
         op: "kv_move",
         tensor: None,
         shape: format!("{n_tokens} tokens"),
-        format: kv_type.name().to_string(),
+        format: kv_types.to_string(),
         n_tokens,
         max_abs: error.abs,
         max_rel: error.rel,

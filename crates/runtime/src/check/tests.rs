@@ -14,8 +14,8 @@ use rocmforge_plan::{KvShift, Side};
 use super::*;
 use crate::cpu::LayerCache;
 use crate::error::{DeviceError, RuntimeError};
-use rocmforge_plan::KvType;
 use rocmforge_plan::{Fusion, KvSpec, Mask, Values};
+use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_testkit::models::{self as synth, families};
 
 fn model() -> Model {
@@ -88,14 +88,14 @@ fn backend(
     model: &Model,
     plan: &Plan,
     script: &Script,
-    (isa, kv_type): (Isa, KvType),
+    (isa, kv_types): (Isa, KvTypes),
 ) -> CpuBackend {
     let options = CpuOptions {
         isa,
         n_threads: 1,
         page: 16,
         n_blocks: script.n_blocks,
-        kv_type,
+        kv_types,
         n_slots: 2,
     };
     CpuBackend::new(plan.clone(), Arc::clone(&model.weights), options)
@@ -166,12 +166,18 @@ fn only_prefill_may_round_quantized_cache_values() {
     let ops = &model.plan.ops;
     let attention = (0..ops.len()).filter(|&i| matches!(ops[i], Op::Attention { .. }));
     let attention: Vec<usize> = attention.collect();
-    for kv_type in KvType::ALL.into_iter().filter(|&ty| ty != KvType::F16) {
-        let backend = |isa| backend(&model, &model.plan, &script, (isa, kv_type));
+    let same = KvType::ALL.map(KvTypes::from).into_iter();
+    let apart = [(KvType::F16, KvType::Q8_0), (KvType::Q4_0, KvType::F32)];
+    let apart = apart.map(|(keys, values)| KvTypes { keys, values });
+    for kv_types in same
+        .chain(apart)
+        .filter(|&types| types != KvTypes::default())
+    {
+        let backend = |isa| backend(&model, &model.plan, &script, (isa, kv_types));
         let labels = Labels {
             plan: &model.plan,
             weights: &model.weights,
-            kv_type,
+            kv_types,
         };
         let failures = |checked: &mut dyn Stepwise| {
             let mut oracle = backend(Isa::Scalar);
@@ -183,9 +189,13 @@ fn only_prefill_may_round_quantized_cache_values() {
             backend: backend(Isa::detect()),
         });
         let in_prompts = found.iter().any(|&(step, _)| step == Step::Prompt);
-        assert_eq!(in_prompts, kv_type == KvType::F32, "{kv_type:?}: {found:?}");
+        assert_eq!(
+            in_prompts,
+            kv_types == KvType::F32.into(),
+            "{kv_types}: {found:?}"
+        );
         let is_rounded = |index: &usize| found.contains(&(Step::Decode, *index));
-        assert!(attention.iter().any(is_rounded), "{kv_type:?}: {found:?}");
+        assert!(attention.iter().any(is_rounded), "{kv_types}: {found:?}");
 
         let index = attention[1];
         let found = failures(&mut Wrong {
@@ -197,7 +207,7 @@ fn only_prefill_may_round_quantized_cache_values() {
             },
         });
         let places = STEPS.map(|step| (step, index));
-        assert_eq!(found, places, "{kv_type:?}");
+        assert_eq!(found, places, "{kv_types}");
     }
 }
 
@@ -205,7 +215,7 @@ fn only_prefill_may_round_quantized_cache_values() {
 fn detects_wrongly_rotated_keys() {
     let model = model();
     let script = Script::new(&tokens(), 24, 16, [8, 2]);
-    let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16));
+    let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16.into()));
     for too_far in [0, 1] {
         let mut wrong = Wrong {
             backend: backend(Isa::detect()),
@@ -219,8 +229,14 @@ fn detects_wrongly_rotated_keys() {
         }
         let mut oracle = backend(Isa::Scalar);
         let plan = &model.plan;
-        let found = moves::compare_moves(&mut wrong, &mut oracle, &script, plan, (16, KvType::F16))
-            .unwrap();
+        let found = moves::compare_moves(
+            &mut wrong,
+            &mut oracle,
+            &script,
+            plan,
+            (16, KvType::F16.into()),
+        )
+        .unwrap();
         assert_eq!(found.passed, too_far == 0, "{found:?}");
     }
 }
@@ -235,11 +251,11 @@ fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step
 /// Checks a backend that does `harm` after operation `index` of `plan`.
 fn check_wrong(model: &Model, plan: &Plan, index: usize, harm: fn(&mut Memory<'_>)) -> Report {
     let script = Script::new(&tokens(), 20, 16, PROMPT_ROWS);
-    let backend = |isa| backend(model, plan, &script, (isa, KvType::F16));
+    let backend = |isa| backend(model, plan, &script, (isa, KvType::F16.into()));
     let labels = Labels {
         plan,
         weights: &model.weights,
-        kv_type: KvType::F16,
+        kv_types: KvType::F16.into(),
     };
     let mut wrong = Wrong {
         backend: backend(Isa::detect()),
@@ -289,7 +305,7 @@ fn compares_states() {
         let keeps = ops.find(|(_, op)| op.state().is_some());
         let (index, _) = keeps.unwrap();
         let script = Script::new(&tokens, 40, 16, PROMPT_ROWS);
-        let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16));
+        let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16.into()));
         let mut wrong = Wrong {
             backend: backend(Isa::detect()),
             index,
@@ -298,7 +314,7 @@ fn compares_states() {
         let labels = Labels {
             plan: &model.plan,
             weights: &model.weights,
-            kv_type: KvType::F16,
+            kv_types: KvType::F16.into(),
         };
         let mut oracle = backend(Isa::Scalar);
         let report = compare(&mut wrong, &mut oracle, &script, &labels, Coverage::All).unwrap();
@@ -353,7 +369,7 @@ fn kinds(model: &Model, plan: &Plan) -> HashSet<(&'static str, (String, String))
     let labels = Labels {
         plan,
         weights: &model.weights,
-        kv_type: KvType::F16,
+        kv_types: KvType::F16.into(),
     };
     let ops = plan.ops.iter();
     ops.map(|op| (op.name(), labels.shape_and_format(op)))
@@ -438,7 +454,7 @@ fn accepts_adjacent_f16_keys_only() {
     // 1 and its neighbours are accepted, the value after a neighbour is not.
     let f16 = |k: &[u16], v: &[u16]| {
         let [k, v] = [k, v].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
-        LayerCache::from_planes(spec, KvType::F16, [&k, &v])
+        LayerCache::from_planes(spec, KvType::F16.into(), [&k, &v])
     };
     let mut got = f16(&[0x3c01, 0x3c02, 0x3bff, 0x3c00], &[0x3c01]);
     got.take_next(&f16(&[0x3c00; 4], &[0x3c00]));
@@ -459,7 +475,7 @@ fn accepts_adjacent_quantized_heads_only() {
             values: Values::Apart,
             heads: None,
         };
-        let layer = |planes| LayerCache::from_planes(spec, kv_type, [planes, planes]);
+        let layer = |planes| LayerCache::from_planes(spec, kv_type.into(), [planes, planes]);
         let (mut got, other) = (layer(own), layer(other));
         got.take_next(&other);
         let [got, other] = [&got, &other].map(|layer| layer.parts()[0].values.to_vec());
@@ -506,8 +522,8 @@ fn reads_heads_of_few_bits_of_a_gpu() {
         values: Values::Apart,
         heads: None,
     };
-    let read = |kv_type, planes: &[u8]| {
-        let layer = LayerCache::from_planes(spec, kv_type, [planes, planes]);
+    let read = |kv_type: KvType, planes: &[u8]| {
+        let layer = LayerCache::from_planes(spec, kv_type.into(), [planes, planes]);
         layer.parts()[0].values.to_vec()
     };
     // Codes from 0 to 15, twice.

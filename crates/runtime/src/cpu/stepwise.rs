@@ -12,7 +12,7 @@ use super::buffers::{CacheData, LayerCache};
 use crate::error::RuntimeError;
 use crate::stepwise::{Memory, Part, Stepwise};
 use rocmforge_plan::Batch;
-use rocmforge_plan::{KvShift, KvType};
+use rocmforge_plan::{KvShift, KvType, KvTypes};
 use rocmforge_plan::{KvSpec, Op};
 
 impl Stepwise for CpuBackend {
@@ -75,12 +75,12 @@ impl CpuBackend {
 
 impl LayerCache {
     /// Converts a GPU's cache, which stores all codes before all scales.
-    pub(crate) fn from_planes(spec: KvSpec, kv_type: KvType, [k, v]: [&[u8]; 2]) -> LayerCache {
+    pub(crate) fn from_planes(spec: KvSpec, types: KvTypes, [k, v]: [&[u8]; 2]) -> LayerCache {
         LayerCache {
             spec,
-            hadamard: spec.hadamard_lens(kv_type),
-            k: CacheData::from_planes(kv_type, spec.k_dim, k),
-            v: CacheData::from_planes(kv_type, spec.v_dim, v),
+            hadamard: spec.hadamard_lens(types),
+            k: CacheData::from_planes(types.keys, spec.k_dim, k),
+            v: CacheData::from_planes(types.values, spec.v_dim, v),
         }
     }
 

@@ -14,8 +14,8 @@ use rocmforge_plan::Roofline;
 use super::{compile, weights};
 use crate::error::{ConfigError, DeviceError, RuntimeError};
 use crate::gpu_config::GpuConfig;
-use rocmforge_plan::KvType;
 use rocmforge_plan::Weights;
+use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_plan::{Plan, PlanPart};
 
 impl GpuConfig {
@@ -55,22 +55,36 @@ fn reasons(errors: &[GpuError]) -> String {
     errors.join("; ")
 }
 
-/// Returns the GPU's KV cache type.
+/// Returns the GPU's types of keys and values of the KV cache.
 ///
 /// # Errors
-/// [`ConfigError::GpuKvType`] for F32.
-pub(crate) fn kv_type(kv_type: KvType) -> Result<rocmforge_gpu::KvType, RuntimeError> {
-    match kv_type {
-        KvType::F16 => Ok(rocmforge_gpu::KvType::F16),
-        KvType::Q8_0 => Ok(rocmforge_gpu::KvType::Q8_0),
-        KvType::F8E4M3 => Ok(rocmforge_gpu::KvType::F8E4M3),
-        KvType::Q5_1 => Ok(rocmforge_gpu::KvType::Q5_1),
-        KvType::Q4_0 => Ok(rocmforge_gpu::KvType::Q4_0),
-        // Prefill multiplies in f16, so an f32 cache would not give f32 precision.
-        KvType::F32 => Err(ConfigError::GpuKvType {
-            kv_type: kv_type.name(),
-        }
-        .into()),
+/// [`ConfigError::GpuKvTypes`] for those that there are no kernels for.
+pub(crate) fn kv_types(wanted: KvTypes) -> Result<rocmforge_gpu::KvTypes, RuntimeError> {
+    let mut built = rocmforge_gpu::KvTypes::ALL.iter().copied();
+    if let Some(found) = built.find(|&types| plan_types(types) == wanted) {
+        return Ok(found);
+    }
+    let known = rocmforge_gpu::KvTypes::ALL
+        .iter()
+        .map(|&types| plan_types(types).to_string());
+    let known = known.collect::<Vec<_>>().join(", ");
+    let kv_types = wanted;
+    Err(ConfigError::GpuKvTypes { kv_types, known }.into())
+}
+
+/// Returns the types of a cache on a GPU as the plan names them. An F32 is not among them: prefill multiplies in f16, so
+/// an f32 cache would not give f32 precision.
+fn plan_types(types: rocmforge_gpu::KvTypes) -> KvTypes {
+    let of = |ty| match ty {
+        rocmforge_gpu::KvType::F16 => KvType::F16,
+        rocmforge_gpu::KvType::Q8_0 => KvType::Q8_0,
+        rocmforge_gpu::KvType::F8E4M3 => KvType::F8E4M3,
+        rocmforge_gpu::KvType::Q5_1 => KvType::Q5_1,
+        rocmforge_gpu::KvType::Q4_0 => KvType::Q4_0,
+    };
+    KvTypes {
+        keys: of(types.keys()),
+        values: of(types.values()),
     }
 }
 

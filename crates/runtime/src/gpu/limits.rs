@@ -3,7 +3,7 @@
 
 use rocmforge_gpu::{Gpu, KvShape, Limit, ops};
 
-use super::{bucket, kv_type};
+use super::{bucket, kv_types};
 use crate::config::EngineConfig;
 use crate::error::{ConfigError, RuntimeError};
 use rocmforge_plan::{Op, Plan};
@@ -19,14 +19,14 @@ pub(crate) fn check(
     config: &EngineConfig,
     [max_tokens, max_logits]: [usize; 2],
 ) -> Result<(), RuntimeError> {
-    let ty = kv_type(config.kv_type)?;
+    let types = kv_types(config.kv_types)?;
     // Decode steps are padded to the size of a graph.
     let padded = bucket(config.max_seqs);
     let [max_tokens, max_logits] = [max_tokens, max_logits].map(|n| n.max(padded));
     check_plan(gpu, plan, [max_tokens, max_logits], |layer| {
         let spec = &plan.kv[layer];
         KvShape {
-            ty,
+            types,
             n_blocks: 0,
             n_kv_heads: spec.n_kv_heads,
             page: config.page,

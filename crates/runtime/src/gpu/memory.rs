@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rocmforge_gpu::ops::{AttentionScratch, HeadsMemory, LatentHeads, Routing, RoutingBuffer};
-use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvType, Slice};
+use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvTypes, Slice};
 
 use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
@@ -25,7 +25,7 @@ pub(crate) struct Sizes {
     pub(crate) page: usize,
     /// Blocks of the KV cache.
     pub(crate) n_blocks: usize,
-    pub(crate) kv_type: KvType,
+    pub(crate) kv_types: KvTypes,
 }
 
 /// The buffers that operations read and write, except the weights.
@@ -89,7 +89,7 @@ impl Memory {
         });
         let layers = plan.kv.iter().map(|spec| {
             let shape = KvShape {
-                ty: sizes.kv_type,
+                types: sizes.kv_types,
                 n_blocks: sizes.n_blocks,
                 n_kv_heads: spec.n_kv_heads,
                 page: sizes.page,
@@ -125,7 +125,7 @@ impl Memory {
             gated: gpu.alloc::<f32>(gated)?,
             attention: AttentionScratch::new(
                 gpu,
-                sizes.kv_type,
+                sizes.kv_types,
                 max_seqs,
                 n_heads,
                 v_dim,
@@ -134,7 +134,7 @@ impl Memory {
             heads_memory: match latent {
                 Some(heads) => {
                     let positions = [sizes.page, sizes.n_ctx, max_rows];
-                    HeadsMemory::new(gpu, sizes.kv_type, heads, positions)?
+                    HeadsMemory::new(gpu, sizes.kv_types, heads, positions)?
                 }
                 None => None,
             },

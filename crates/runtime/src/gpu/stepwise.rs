@@ -87,8 +87,8 @@ impl Stepwise for GpuBackend {
         let cache = self.plan.kv.iter().enumerate().map(|(i, spec)| {
             let layer = self.memory.layer(i);
             let (k, v) = (self.gpu.read(layer.k)?, self.gpu.read(layer.v)?);
-            let kv_type = self.options.kv_type;
-            Ok(LayerCache::from_planes(*spec, kv_type, [&k, &v]))
+            let types = self.options.kv_types;
+            Ok(LayerCache::from_planes(*spec, types, [&k, &v]))
         });
         let states = 0..self.plan.states.len();
         let states = states.map(|state| self.gpu.read(self.memory.state(state)));

@@ -36,7 +36,7 @@ fn backend_of(
         page: PAGE,
         n_blocks: N_SEQS * n_ctx.div_ceil(PAGE),
         n_slots: 0,
-        kv_type: KvType::F16,
+        kv_types: KvTypes::default(),
         batch_invariant: false,
         graphs,
         isa: Isa::detect(),

@@ -31,7 +31,7 @@ fn options() -> HybridOptions {
             n_threads: 1,
             page: PAGE,
             n_blocks: 1,
-            kv_type: KvType::F16,
+            kv_types: KvType::F16.into(),
             n_slots: 1,
         },
         gpu: GpuOptions {
@@ -43,7 +43,7 @@ fn options() -> HybridOptions {
             page: PAGE,
             n_blocks: 1,
             n_slots: 0,
-            kv_type: KvType::F16,
+            kv_types: KvType::F16.into(),
             batch_invariant: false,
             graphs: Graphs::On,
             isa,

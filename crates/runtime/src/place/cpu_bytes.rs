@@ -2,7 +2,7 @@
 //! the rest many times as fast. A few passes over the plan give the cost of all splits.
 
 use rocmforge_model::Model;
-use rocmforge_plan::KvType;
+use rocmforge_plan::KvTypes;
 use rocmforge_plan::{
     BatchShape, OpCost, Placement, Plan, PlanCost, SeqShape, Side, Split, is_of_experts,
     layer_starts,
@@ -24,11 +24,11 @@ pub(crate) struct CpuBytes {
 }
 
 impl CpuBytes {
-    pub(crate) fn of(plan: &Plan, model: &Model, kv_type: KvType, n_ctx: usize) -> CpuBytes {
+    pub(crate) fn of(plan: &Plan, model: &Model, kv_types: KvTypes, n_ctx: usize) -> CpuBytes {
         let cost = PlanCost {
             plan,
             weights: &model.weights,
-            kv_type,
+            kv_types,
         };
         let shape = BatchShape {
             seqs: vec![SeqShape {

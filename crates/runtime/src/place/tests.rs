@@ -122,7 +122,7 @@ fn cpu_bytes(planner: &Planner<'_>, candidate: Candidate, n_ctx: usize) -> u64 {
     let cost = PlanCost {
         plan: &planner.plan,
         weights: &planner.model.weights,
-        kv_type: planner.config.kv_type,
+        kv_types: planner.config.kv_types,
     };
     let seq = SeqShape {
         first_pos: n_ctx / 2,
@@ -364,7 +364,7 @@ fn a_fit_says_how_much_of_a_model_fits() {
     };
     let three = on_cpu(&three, None).unwrap();
     assert_eq!(three.needed_bytes, whole.needed_bytes);
-    let context = model.plan.kv_bytes_per_token(settings.kv_type) * 2048;
+    let context = model.plan.kv_bytes_per_token(settings.kv_types) * 2048;
     let more = three.wanted_bytes - three.needed_bytes;
     assert!((2 * context..4 * context).contains(&more), "{more}");
     // The file has 7 MiB of weights, and the cache takes 10 MiB.

@@ -428,7 +428,7 @@ impl Metrics {
             ENGINE,
             &model.engine.block_tokens().to_string(),
             &stats.blocks.total.to_string(),
-            model.costs.kv_type().name(),
+            &model.costs.kv_types().to_string(),
             shares_prefixes,
         ]);
         cache.set(1);

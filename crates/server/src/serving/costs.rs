@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use rocmforge_engine::{Engine, EngineConfig};
 use rocmforge_model::Model;
-use rocmforge_plan::{BatchShape, KvType, Plan, PlanCost, Roofline, Weights};
+use rocmforge_plan::{BatchShape, KvTypes, Plan, PlanCost, Roofline, Weights};
 
 /// The operations of a model and the peaks of its device.
 pub struct Costs {
     plan: Plan,
     weights: Arc<Weights>,
-    kv_type: KvType,
+    kv_types: KvTypes,
     /// Without peaks, nobody knows.
     roofline: Option<Roofline>,
 }
@@ -25,7 +25,7 @@ impl Costs {
         Costs {
             plan: engine.running_plan(model),
             weights: Arc::clone(&model.weights),
-            kv_type: config.kv_type,
+            kv_types: config.kv_types,
             roofline,
         }
     }
@@ -35,8 +35,8 @@ impl Costs {
         format!("{:?}", self.plan)
     }
 
-    pub(crate) fn kv_type(&self) -> KvType {
-        self.kv_type
+    pub(crate) fn kv_types(&self) -> KvTypes {
+        self.kv_types
     }
 
     /// Returns the seconds of a step with every operation at the roofline, if the peaks are known.
@@ -44,7 +44,7 @@ impl Costs {
         let cost = PlanCost {
             plan: &self.plan,
             weights: &self.weights,
-            kv_type: self.kv_type,
+            kv_types: self.kv_types,
         };
         let roofline = self.roofline.as_ref()?;
         Some(cost.step_seconds(shape, roofline))

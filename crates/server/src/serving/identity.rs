@@ -44,7 +44,7 @@ fn fingerprint(model: &Model) -> String {
     model.gguf.headers().for_each(&mut add);
     // An adapter changes the plan.
     add(model.costs.describe_plan().as_bytes());
-    add(model.costs.kv_type().name().as_bytes());
+    add(model.costs.kv_types().to_string().as_bytes());
     add(devices(&model.engine).as_bytes());
     add(reproducible(&model.engine).as_bytes());
     let digest = hash.finalize();

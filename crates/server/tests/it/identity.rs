@@ -39,7 +39,7 @@ fn the_fingerprint_is_that_of_all_that_answers_depend_on() {
     let server = TestServer::start(local(), vec![forge_mini(more)]);
     assert_eq!(fingerprint(&server), first);
     let other_cache = EngineConfig {
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         ..small()
     };
     let other_device = EngineConfig {

@@ -81,7 +81,7 @@ pub(super) fn prepare(
         gpu.upload(&paged(&shape, &data.v))?,
     ];
     let kv_shape = KvShape {
-        ty: KvType::F16,
+        types: KvType::F16.into(),
         n_blocks: shape.n / PAGE,
         n_kv_heads: shape.n_heads,
         page: PAGE,
@@ -94,7 +94,7 @@ pub(super) fn prepare(
     let step = GpuStep::new(gpu, &spans, &table, PAGE)?;
     let scratch = AttentionScratch::new(
         gpu,
-        KvType::F16,
+        KvType::F16.into(),
         spans.len(),
         layout.n_heads,
         shape.dim,

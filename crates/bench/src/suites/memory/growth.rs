@@ -90,7 +90,7 @@ fn on_cpu(cpu: &Cpu, model: KvShape, n_ctx: usize) -> (usize, Prepared<'_>) {
 fn on_gpu(gpu: &Gpu, model: KvShape, n_ctx: usize) -> Result<(usize, Prepared<'_>), BenchError> {
     let width = model.n_kv_heads * model.head_dim;
     let shape = rocmforge_gpu::KvShape {
-        ty: KvType::F16,
+        types: KvType::F16.into(),
         n_blocks: n_ctx / PAGE,
         n_kv_heads: model.n_kv_heads,
         page: PAGE,

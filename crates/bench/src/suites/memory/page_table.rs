@@ -153,7 +153,7 @@ fn on_gpu(
         copies.push([gpu.upload(&values[0])?, gpu.upload(&values[1])?]);
     }
     let step = GpuStep::new(gpu, &[[0, 1, n_ctx - 1]], &table, page)?;
-    let scratch = AttentionScratch::new(gpu, KvType::F16, 1, N_HEADS, DIM, n_ctx)?;
+    let scratch = AttentionScratch::new(gpu, KvType::F16.into(), 1, N_HEADS, DIM, n_ctx)?;
     let out = gpu.alloc::<f32>(N_HEADS * DIM)?;
     let scores = Scores {
         scale: 1.0 / (DIM as f32).sqrt(),
@@ -163,7 +163,7 @@ fn on_gpu(
         mask: Mask::All,
     };
     let kv_shape = KvShape {
-        ty: KvType::F16,
+        types: KvType::F16.into(),
         n_blocks: n_values(n_ctx) / (N_KV_HEADS * page * DIM),
         n_kv_heads: N_KV_HEADS,
         page,

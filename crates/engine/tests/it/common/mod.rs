@@ -11,12 +11,18 @@ use rocmforge_engine::{Device, Engine, EngineConfig, Event, PromptOutput, Reques
 use rocmforge_gguf::TokenId;
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_model::Model;
+use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::{GpuConfig, OpenOptions};
 pub(crate) use rocmforge_testkit::data::{
     conformance, forge_mini_files, golden, ids, models, read_json,
 };
 use rocmforge_text::tokenizer::Tokenizer;
+
+/// Returns types of keys and of values.
+pub(crate) fn apart(keys: KvType, values: KvType) -> KvTypes {
+    KvTypes { keys, values }
+}
 
 pub(crate) struct Loaded {
     pub(crate) model: Model,

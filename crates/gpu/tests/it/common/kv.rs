@@ -217,11 +217,12 @@ impl Stored {
     /// A cache of this shape, read from the device as `bytes`: keys (0) or values (1).
     pub(crate) fn of_bytes(shape: &KvShape, which: usize, bytes: &[u8]) -> Stored {
         let dim = [shape.k_dim, shape.v_dim][which];
+        let ty = [shape.types.keys(), shape.types.values()][which];
         let n_rows = match (shape.values, which) {
             (Values::InKeys, 1) => 0,
             _ => shape.n_blocks * shape.n_kv_heads * shape.page,
         };
-        let mut stored = Stored::new(shape.ty, n_rows, dim);
+        let mut stored = Stored::new(ty, n_rows, dim);
         assert_eq!(bytes.len(), stored.codes.len() + stored.scales.len());
         let (codes, scales) = bytes.split_at(stored.codes.len());
         stored.codes.copy_from_slice(codes);

@@ -26,7 +26,7 @@ fn backend(model: &Model) -> CpuBackend {
         n_threads: 1,
         page: PAGE,
         n_blocks: N_TOKENS / PAGE,
-        kv_type: KvType::F32,
+        kv_types: KvType::F32.into(),
         n_slots: 1,
     };
     let mut plan = model.compiled_plan(Fusion::On);
