@@ -110,8 +110,8 @@ DEV void add_products(const Job& job, const T* w, const u32* x_row, u32 n_in, u3
 
 // The same for float formats. ALIGNED: activation rows are 16-byte aligned and whole chunks.
 template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some>
-DEV void add_float_products(const Job& job, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid,
-                            Some some, float (&acc)[ROWS][N]) {
+DEV void add_float_products(const Job& job, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid, Some some,
+                            float (&acc)[ROWS][N]) {
 #pragma unroll
     for (u32 n = 0; n < N; n++) {
         if (!some.has(n)) continue;
@@ -146,8 +146,9 @@ DEV void add_float_products(const Job& job, const T* w, const u32* x_row, u32 n_
 template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some, typename Then>
 DEV void dot_rows(const Job& job, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
                   Some some, Then then, float (&acc)[ROWS][N]) {
-    // Of more chunks in flight, some would be past the end of short rows.
-    constexpr u32 LOADS = !ALIGNED || N > 4 || (ROWS == 2 && N == 1 && !T::FLOAT) ? 1 : 2;
+    // Of more chunks in flight, some would be past the end of short rows. Those of F32 are many.
+    constexpr u32 MOST = T::CHUNK == 4 && ROWS == 1 && N == 1 ? 4 : 2;
+    constexpr u32 LOADS = !ALIGNED || N > 4 || (ROWS == 2 && N == 1 && !T::FLOAT) ? 1 : MOST;
     u32 n = div_up(n_in, T::CHUNK);
     for (u32 base = first; base < n; base += step * LOADS) {
         T w[LOADS][ROWS];
