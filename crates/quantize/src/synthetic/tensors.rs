@@ -76,16 +76,9 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
         }
     }
     if let Some(linear) = shape.linear {
-        for (name, value) in [
-            ("full_attention_interval", linear.interval),
-            ("ssm.conv_kernel", linear.n_conv),
-            ("ssm.inner_size", linear.n_heads * linear.dim),
-            ("ssm.state_size", linear.dim),
-            ("ssm.time_step_rank", linear.n_heads),
-            ("ssm.group_count", linear.n_k_heads),
-        ] {
-            w.set(&key(name), value as u32);
-        }
+        w.set(&key("full_attention_interval"), linear.interval as u32);
+        let heads = [linear.n_heads, linear.n_k_heads];
+        add_state(arch, linear.n_conv, heads, [linear.dim; 2], w);
         // Of the positions of text, height and width, which are equal for text.
         let half = linear.n_rot as i32 / 2;
         let third = half / 3 + 1;
@@ -93,15 +86,8 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
         w.set(&key("rope.dimension_sections"), sections);
     }
     if let Some(mamba) = shape.mamba {
-        for (name, value) in [
-            ("ssm.conv_kernel", mamba.n_conv),
-            ("ssm.inner_size", mamba.n_heads * mamba.dim),
-            ("ssm.state_size", mamba.n_state),
-            ("ssm.time_step_rank", mamba.n_heads),
-            ("ssm.group_count", mamba.n_groups),
-        ] {
-            w.set(&key(name), value as u32);
-        }
+        let heads = [mamba.n_heads, mamba.n_groups];
+        add_state(arch, mamba.n_conv, heads, [mamba.dim, mamba.n_state], w);
         let n_kv = (0..shape.n_layers).map(|layer| match shape.mamba_of(layer) {
             Some(_) => 0,
             None => shape.n_kv_heads as i32,
@@ -132,6 +118,25 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
             w.set(&key("rope.scaling.factor"), 8f32);
         }
         _ => {}
+    }
+}
+
+/// Adds the metadata of layers with a state: the convolution, heads of values and of keys, and the values of each.
+fn add_state(
+    arch: &str,
+    n_conv: usize,
+    [n_heads, n_k_heads]: [usize; 2],
+    [dim, k_dim]: [usize; 2],
+    w: &mut Writer<'_>,
+) {
+    for (name, value) in [
+        ("conv_kernel", n_conv),
+        ("inner_size", n_heads * dim),
+        ("state_size", k_dim),
+        ("time_step_rank", n_heads),
+        ("group_count", n_k_heads),
+    ] {
+        w.set(&format!("{arch}.ssm.{name}"), value as u32);
     }
 }
 
