@@ -114,7 +114,10 @@ fn config_flags(error: &ConfigError) -> Option<&'static str> {
         ConfigError::TooFewPositions { .. } | ConfigError::NoMemory { .. } => Some("--ctx"),
         ConfigError::KvTypeHeadDim { .. } => Some("--kv-type"),
         ConfigError::KvTypesOfLatent { .. } => Some("--kv-type, --kv-type-k, --kv-type-v"),
-        ConfigError::GpuKvTypes { .. } => Some("--kv-type f16"),
+        ConfigError::GpuKvTypes { kv_types, .. } => Some(match kv_types.same() {
+            Some(_) => "--kv-type f16",
+            None => "--kv-type-k f16 --kv-type-v f16",
+        }),
         ConfigError::NoMemoryAtAll { .. } | ConfigError::NoMemoryForWeights { .. } => {
             Some("--gpu-layers auto")
         }

@@ -303,6 +303,8 @@ fn reports_missing_devices() {
             "--kv-type-v",
             "q8_0",
         ];
-        generate(&flags).fails(1, "q8_0/q4_0, but not q4_0/q8_0");
+        let failed = generate(&flags);
+        failed.fails(1, "q8_0/q4_0, but not q4_0/q8_0");
+        failed.fails(1, "(--kv-type-k f16 --kv-type-v f16)");
     }
 }
