@@ -365,4 +365,44 @@ mod tests {
             "{least} <= {ms} <= {most}"
         );
     }
+
+    /// A device that is lost within a scope: its error comes in place of the time.
+    #[test]
+    fn the_error_at_the_end_of_a_scope_is_kept() {
+        let Some(image) = rocmforge_gpu::image_targets().first().copied() else {
+            return println!("skipped: built without any kernels");
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("stub.so");
+        let mut cc = std::process::Command::new("cc");
+        cc.args([
+            "-shared",
+            "-fPIC",
+            "-w",
+            "-DHIP",
+            "-DSYNC_CODE=719",
+            "-DGOOD_SYNCS=0",
+        ]);
+        cc.arg("-o").arg(&library);
+        cc.arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../gpu/tests/it/stub/driver.c"
+        ));
+        let Ok(status) = cc.status() else {
+            return println!("skipped: no C compiler");
+        };
+        assert!(status.success());
+        let options = rocmforge_gpu::OpenOptions {
+            hip_library: Some(library),
+            image: Some(image.to_string()),
+            ..rocmforge_gpu::OpenOptions::default()
+        };
+        let gpu = Gpu::open_with("hip:0".parse().unwrap(), &options).unwrap();
+        let mut timer = KernelTimer::for_kernel("add");
+        let scope = timer.scope(&gpu).unwrap();
+        gpu.synchronize().unwrap_err();
+        drop(scope);
+        let error = timer.elapsed().unwrap_err();
+        assert!(matches!(error, GpuError::Lost { .. }), "{error}");
+    }
 }
