@@ -11,10 +11,9 @@ use crate::error::GpuError;
 
 // Values of hipDeviceAttribute_t since ROCm 5.
 const INTEGRATED: i32 = 16;
-/// Work-group processors on RDNA, which are pairs of compute units.
+/// Work-group processors on RDNA, which are pairs of compute units, unless `GPU_ENABLE_WGP_MODE` is 0. So are attribute
+/// 10015's physical multiprocessors (`maxPhysicalComputeUnits_` in ROCm/clr).
 const MULTIPROCESSOR_COUNT: i32 = 63;
-/// Compute units on every architecture.
-const PHYSICAL_MULTIPROCESSOR_COUNT: i32 = 10015;
 /// Since ROCm 5.5.
 const WALL_CLOCK_RATE: i32 = 10017;
 
@@ -78,8 +77,8 @@ impl Hip {
         })
     }
 
-    /// Returns e.g. `gfx90a`, from the properties, or else from the kernel driver.
-    fn architecture(&self, driver: &Driver, ordinal: i32) -> Result<String, GpuError> {
+    /// Returns e.g. `gfx90a`, or `None` if the properties do not say.
+    fn architecture(&self, driver: &Driver, ordinal: i32) -> Result<Option<String>, GpuError> {
         let mut properties = vec![0u64; PROPERTIES_BYTES / 8];
         // SAFETY: the struct of any version fits.
         let code = unsafe { (self.properties)(properties.as_mut_ptr().cast(), ordinal) };
@@ -87,14 +86,20 @@ impl Hip {
             return Err(driver.error("hipGetDeviceProperties", code, ""));
         }
         let bytes = zerocopy::IntoBytes::as_bytes(properties.as_slice());
-        if let Some(name) = architecture_in(&bytes[PROPERTIES_NAME..]) {
-            return Ok(name);
-        }
-        let nodes = kfd::nodes(kfd::TOPOLOGY.as_ref());
-        let at = driver.pci_address(ordinal);
-        let at = at.and_then(|address| kfd::parse_bus_id(&address));
-        let node = nodes.iter().find(|node| Some(node.location) == at);
-        Ok(node.map_or_else(|| "unknown".into(), |node| node.architecture.clone()))
+        Ok(architecture_in(&bytes[PROPERTIES_NAME..]))
+    }
+}
+
+/// Returns the number of compute units, of `n_multiprocessors` that HIP counts and those that the kernel counts.
+fn n_compute_units(architecture: &str, n_multiprocessors: u32, kernel: Option<u32>) -> u32 {
+    let has_pairs = ["gfx10", "gfx11", "gfx12"]
+        .iter()
+        .any(|family| architecture.starts_with(family));
+    match kernel {
+        // HIP may leave out a few.
+        Some(n) if n > n_multiprocessors + n_multiprocessors / 2 => n,
+        None if has_pairs => 2 * n_multiprocessors,
+        _ => n_multiprocessors,
     }
 }
 
@@ -118,20 +123,24 @@ impl VendorApi for Hip {
         if code != 0 {
             return Err(driver.error("hipRuntimeGetVersion", code, ""));
         }
-        let count = |attribute| {
-            let count = driver.attribute(attribute, ordinal)?;
-            Ok::<_, GpuError>(count.max(0) as u32)
+        let pci_address = driver.pci_address(ordinal);
+        let nodes = kfd::nodes(kfd::TOPOLOGY.as_ref());
+        let at = pci_address.as_deref().and_then(kfd::parse_bus_id);
+        let node = nodes.into_iter().find(|node| Some(node.location) == at);
+        let of_kernel = node.as_ref().and_then(|node| node.n_compute_units);
+        let architecture = match self.architecture(driver, ordinal)? {
+            Some(name) => name,
+            None => node.map_or_else(|| "unknown".into(), |node| node.architecture),
         };
-        let n_multiprocessors = count(MULTIPROCESSOR_COUNT)?;
+        let n_multiprocessors = driver.attribute(MULTIPROCESSOR_COUNT, ordinal)?.max(0) as u32;
         Ok(Facts {
             name: driver.device_name(ordinal)?,
-            architecture: self.architecture(driver, ordinal)?,
+            n_compute_units: n_compute_units(&architecture, n_multiprocessors, of_kernel),
+            architecture,
             n_multiprocessors,
-            n_compute_units: count(PHYSICAL_MULTIPROCESSOR_COUNT)
-                .map_or(n_multiprocessors, |n| n.max(n_multiprocessors)),
             integrated: driver.attribute(INTEGRATED, ordinal)? != 0,
             total_bytes: driver.total_bytes(ordinal),
-            pci_address: driver.pci_address(ordinal),
+            pci_address,
             max_shared_bytes: MAX_SHARED_BYTES,
             clock_khz: driver
                 .attribute(WALL_CLOCK_RATE, ordinal)
@@ -204,6 +213,22 @@ fn kernel_driver_version() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_compute_units() {
+        for (architecture, hip, kernel, expected) in [
+            ("gfx1100", 42, Some(84), 84),
+            ("gfx1100", 84, Some(84), 84),
+            ("gfx1100", 42, None, 84),
+            ("gfx1151", 19, Some(40), 40),
+            ("gfx942", 304, Some(304), 304),
+            ("gfx942", 300, Some(304), 300),
+            ("gfx942", 304, None, 304),
+        ] {
+            let n = n_compute_units(architecture, hip, kernel);
+            assert_eq!(n, expected, "{architecture} {hip} {kernel:?}");
+        }
+    }
 
     /// Properties as ROCm 6 and 5 lay them out, with the name at byte 1160 and at byte 396.
     #[test]

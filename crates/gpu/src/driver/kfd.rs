@@ -14,6 +14,8 @@ pub(crate) struct Node {
     pub(crate) architecture: String,
     /// PCI domain; and bus, device and function in 16 bits.
     pub(crate) location: (u32, u32),
+    /// `None` if the kernel does not say.
+    pub(crate) n_compute_units: Option<u32>,
 }
 
 /// Returns the GPUs under a folder like [`TOPOLOGY`]; none if the folder does not exist.
@@ -39,7 +41,9 @@ fn node(properties: &str) -> Option<Node> {
         lines.find(|(key, _)| *key == name)?.1.trim().parse().ok()
     };
     let version = number("gfx_target_version").filter(|version| *version > 0)?;
+    let n_simds = number("simd_count").zip(number("simd_per_cu"));
     Some(Node {
+        n_compute_units: n_simds.and_then(|(all, per_unit)| all.checked_div(per_unit)),
         architecture: architecture(version),
         location: (
             number("domain").unwrap_or(0),
@@ -79,9 +83,10 @@ mod tests {
 
     #[test]
     fn parses_nodes() {
-        let properties =
-            "cpu_cores_count 0\ngfx_target_version 110001\nlocation_id 768\ndomain 0\n";
+        let properties = "cpu_cores_count 0\nsimd_count 120\nsimd_per_cu 2\ngfx_target_version 110001\nlocation_id 768\n\
+                          domain 0\n";
         let expected = Node {
+            n_compute_units: Some(60),
             architecture: "gfx1101".into(),
             location: parse_bus_id("0000:03:00.0").unwrap(),
         };

@@ -1,20 +1,27 @@
 //! The packages that have the drivers' libraries, by the distribution. The names are those of docs/AMD.md.
 
+use std::fs;
 use std::path::Path;
 
 /// Returns what to install for HIP. `os_release`: the text of `/etc/os-release`; `opt`: the folder of that name.
 pub(crate) fn hip_advice(os_release: &str, opt: &Path) -> String {
     // ROCm 7.14 and newer has a folder for each version.
-    let has_cores = std::fs::read_dir(opt.join("rocm")).is_ok_and(|mut entries| {
-        entries.any(|entry| {
-            entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("core-"))
-        })
-    });
-    if has_cores {
-        return "ROCm is there without its HIP runtime: install AMD's package amdrocm-runtime"
-            .into();
+    let entries = fs::read_dir(opt.join("rocm"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut cores = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("core-"))
+        .peekable();
+    if cores.peek().is_some() {
+        return match cores.any(|core| has_library(&core.path().join("lib"))) {
+            true => "ROCm's HIP runtime is there, but was not loaded: install what it lacks",
+            false => "ROCm is there without its HIP runtime: install AMD's package amdrocm-runtime",
+        }
+        .into();
     }
     let own = match distribution(os_release) {
+        Distribution::Debian if major_version(os_release) >= 26 => "sudo apt install libamdhip64-7",
         Distribution::Debian => "sudo apt install libamdhip64-5",
         Distribution::Fedora => "sudo dnf install rocm-hip",
         Distribution::Arch => "sudo pacman -S hip-runtime-amd",
@@ -25,6 +32,12 @@ pub(crate) fn hip_advice(os_release: &str, opt: &Path) -> String {
         "on a machine with an AMD GPU, install the HIP runtime: {own}; AMD's own packages are newer: amdrocm-runtime (ROCm \
          7.14 and newer) or rocm-hip-runtime"
     )
+}
+
+fn has_library(folder: &Path) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.any(|name| name.starts_with("libamdhip64.so"))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -38,13 +51,8 @@ enum Distribution {
 
 /// Finds the family of a distribution by `ID` and `ID_LIKE`, the closest first.
 fn distribution(os_release: &str) -> Distribution {
-    let value = |key: &str| {
-        let mut lines = os_release.lines().filter_map(|line| line.split_once('='));
-        let value = lines.find(|(name, _)| name.trim() == key);
-        value.map_or("", |(_, value)| value.trim().trim_matches(['"', '\'']))
-    };
-    let ids = value("ID").split_whitespace();
-    for id in ids.chain(value("ID_LIKE").split_whitespace()) {
+    let ids = value(os_release, "ID").split_whitespace();
+    for id in ids.chain(value(os_release, "ID_LIKE").split_whitespace()) {
         return match id {
             "debian" | "ubuntu" => Distribution::Debian,
             "fedora" => Distribution::Fedora,
@@ -54,6 +62,20 @@ fn distribution(os_release: &str) -> Distribution {
         };
     }
     Distribution::Other
+}
+
+/// 26 of `VERSION_ID="26.04"`, or 0. Ubuntu's versions are years; Debian's are lower.
+fn major_version(os_release: &str) -> u32 {
+    let version = value(os_release, "VERSION_ID").split('.').next();
+    version
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(0)
+}
+
+fn value<'a>(os_release: &'a str, key: &str) -> &'a str {
+    let mut lines = os_release.lines().filter_map(|line| line.split_once('='));
+    let value = lines.find(|(name, _)| name.trim() == key);
+    value.map_or("", |(_, value)| value.trim().trim_matches(['"', '\'']))
 }
 
 #[cfg(test)]
@@ -71,6 +93,10 @@ mod tests {
             (
                 "ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n",
                 "apt install libamdhip64-5",
+            ),
+            (
+                "ID=ubuntu\nVERSION_ID=\"26.04\"\nID_LIKE=debian\n",
+                "apt install libamdhip64-7",
             ),
             ("ID=fedora\nVERSION_ID=44\n", "dnf install rocm-hip;"),
             (
@@ -101,5 +127,8 @@ mod tests {
             advice.ends_with("install AMD's package amdrocm-runtime"),
             "{advice}"
         );
+        std::fs::write(opt.path().join("rocm/core-10.0/lib/libamdhip64.so.7"), "").unwrap();
+        let advice = hip_advice("ID=ubuntu\n", opt.path());
+        assert!(advice.contains("was not loaded"), "{advice}");
     }
 }

@@ -138,7 +138,9 @@ fn lists_devices() {
         cuda_library: cuda.cuda_library,
         ..hip
     };
-    let survey = Gpu::survey(&options);
+    let closed = Gpu::survey(&options);
+    assert!(closed.devices.iter().all(|info| info.free_bytes.is_none()));
+    let survey = closed.with_free_memory(&options);
     assert_eq!(survey.errors, []);
     let [amd, nvidia] = &survey.devices[..] else {
         panic!("{survey:?}");
@@ -252,14 +254,17 @@ fn the_next_best_gpu_is_opened_if_the_best_fails() {
     );
 }
 
-/// On RDNA, HIP's multiprocessors are pairs of compute units.
+/// On RDNA, HIP's multiprocessors are pairs of compute units, also those that it calls physical.
 #[test]
 fn compute_units_are_counted_one_by_one() {
-    let Some(options) = stub(VENDORS[0], "units", &["-DUNITS=192"]) else {
-        return;
-    };
-    let gpu = Gpu::open_with(VENDORS[0], &options).unwrap();
-    assert_eq!(gpu.n_compute_units(), 192);
+    for (arch, n) in [("gfx1100", 192), ("gfx942:sramecc+:xnack-", 96)] {
+        let faults = [&*format!("-DARCH=\"{arch}\"")];
+        let Some(options) = stub(VENDORS[0], &format!("units-{n}"), &faults) else {
+            return;
+        };
+        let gpu = Gpu::open_with(VENDORS[0], &options).unwrap();
+        assert_eq!(gpu.n_compute_units(), n);
+    }
 }
 
 #[test]

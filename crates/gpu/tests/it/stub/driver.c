@@ -1,7 +1,7 @@
 // A driver that plays one GPU in the test's own memory, under HIP's names (-DHIP) or CUDA's, and fails as it is told:
 // -DINIT_CODE=n, -DSET_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n
 // -DGOOD_SYNCS=n (the first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of
-// launches), -DWITHOUT_GRAPHS, -DCAPTURE_CODE=n; -DUNITS=n of compute units, if HIP's multiprocessors are pairs of them;
+// launches), -DWITHOUT_GRAPHS, -DCAPTURE_CODE=n; -DARCH=name of HIP's device, as a string;
 // -DFAULT_LAUNCHES=n (the launch after so many faults while it runs: calls queue on, nothing comes back any more, and
 // waiting says 719); -DHANG_FILE=path (no event comes while there is this file);
 // -DINTEGRATED=mask, -DLARGE=mask, -DCLOSED=mask of devices: those that share the system's memory, that have twice the
@@ -36,8 +36,8 @@
 #ifndef CAPTURE_CODE
 #define CAPTURE_CODE 0
 #endif
-#ifndef UNITS
-#define UNITS -1
+#ifndef ARCH
+#define ARCH "gfx90a:sramecc+:xnack-"
 #endif
 #ifndef SET_CODE
 #define SET_CODE 0
@@ -326,14 +326,14 @@ int NAME(hipGraphExecDestroy, cuGraphExecDestroy)(handle graph) { return graph =
 int hipSetDevice(int device) { return open_device(device); }
 int hipRuntimeGetVersion(int* version) { return *version = 60342134, 0; }
 int hipDeviceGetAttribute(int* value, int attribute, int device) {
-    // Integrated, and the number of compute units.
-    *value = attribute == 16 ? IS(INTEGRATED, device) : attribute == 63 ? 96 : attribute == 10015 ? UNITS : -1;
+    // Integrated, and the multiprocessors, also the physical ones.
+    *value = attribute == 16 ? IS(INTEGRATED, device) : attribute == 63 || attribute == 10015 ? 96 : -1;
     return NONE(device) ? 101 : *value < 0;
 }
 int hipGetDevicePropertiesR0600(char* to, int device) {
     memset(to, 0, 1472);
     strcpy(to, "Stub gfx");
-    strcpy(to + 1160, "gfx90a:sramecc+:xnack-");
+    strcpy(to + 1160, ARCH);
     return NONE(device) ? 101 : 0;
 }
 int hipModuleLoadData(handle* to, const void* image) { return *to = &object, image ? LOAD_CODE : 1; }
