@@ -72,6 +72,7 @@ fn main() {
     };
     let ptxas = Ptxas::find();
     let mut left_out: Vec<(String, String)> = Vec::new();
+    let mut compilers = Compilers::default();
     let mut jobs: Vec<Job> = Vec::new();
     let modules = modules::all("kernels".as_ref());
     let runtime = Module {
@@ -86,6 +87,10 @@ fn main() {
     for target in &targets {
         match clang::choose(&clangs, target, ".".as_ref(), &out) {
             Ok(clang) => {
+                compilers.add(clang.name(), target);
+                if let Some(ptxas) = ptxas.as_ref().filter(|_| target.starts_with("sm_")) {
+                    compilers.add(&ptxas.version, target);
+                }
                 let job = |module, runtime| Job {
                     module,
                     target,
@@ -137,9 +142,25 @@ fn main() {
             );
         }
     }
-    table += &format!("];\nstatic LEFT_OUT: &[(&str, &str)] = &{left_out:?};\n");
+    table += &format!(
+        "];\nstatic COMPILERS: &[(&str, &str)] = &{:?};\nstatic LEFT_OUT: &[(&str, &str)] = &{left_out:?};\n",
+        compilers.0
+    );
     table += &archive.write(&out).expect("the build may write to OUT_DIR");
     fs::write(out.join("images.rs"), table).expect("the build may write to OUT_DIR");
+}
+
+/// Versions of compilers, each with the targets that it makes images for.
+#[derive(Default)]
+struct Compilers(Vec<(String, String)>);
+
+impl Compilers {
+    fn add(&mut self, version: &str, target: &str) {
+        match self.0.iter_mut().find(|(known, _)| known == version) {
+            Some((_, targets)) => *targets += &format!(", {target}"),
+            None => self.0.push((version.to_string(), target.to_string())),
+        }
+    }
 }
 
 fn fail(errors: &[String]) -> ! {

@@ -55,7 +55,7 @@ struct Gpu {
     architecture: String,
     compute_units: u32,
     memory_bytes: u64,
-    /// null if this build has no kernels for it.
+    /// null if it was not opened: this build has no kernels for it, or it is integrated beside a card.
     memory_available_bytes: Option<u64>,
     /// Its place on the PCI bus, as in /sys/bus/pci/devices; null if the driver does not say.
     pci_address: Option<String>,
@@ -67,7 +67,7 @@ struct Gpu {
     image: Option<String>,
     /// Why it cannot run models.
     problem: Option<String>,
-    /// Read bandwidth, measured now; null if it runs no kernels.
+    /// Read bandwidth, measured now; null if it was not opened.
     read_gb_s: Option<f64>,
 }
 
@@ -81,7 +81,7 @@ struct Gpus {
 pub fn run(args: &DevicesArgs) -> Result<()> {
     let cpu = cpu();
     let options = OpenOptions::from_env();
-    let survey = gpu::survey(&options);
+    let survey = gpu::survey(&options).with_free_memory(&options);
     let gpus = survey.devices.iter().map(|info| Gpu::new(info, &options));
     let gpus: Vec<Gpu> = gpus.collect();
     let images = gpu::image_targets();
@@ -202,7 +202,7 @@ impl Gpu {
 
 /// Measures read bandwidth; takes a moment and a part of the free memory.
 fn read_gb_s(info: &DeviceInfo, options: &OpenOptions) -> Option<f64> {
-    info.image.as_ref().ok()?;
+    info.free_bytes?;
     let config = GpuConfig {
         id: Some(info.id),
         open: options.clone(),

@@ -41,9 +41,10 @@ pub fn memories(mib: Option<u32>) -> Vec<Memory> {
             bytes: u64::from(mib) << 20,
         }];
     }
-    let gpus = gpu::survey(&OpenOptions::from_env()).devices.into_iter();
-    // Devices that this build has no kernels for are not opened, and have no free memory.
-    let mut all: Vec<Memory> = gpus
+    let options = OpenOptions::from_env();
+    let gpus = gpu::survey(&options).with_free_memory(&options).devices;
+    // Free memory is known of those that were opened.
+    let mut all: Vec<Memory> = { gpus.into_iter() }
         .filter_map(|info| {
             Some(Memory {
                 place: format!("free on {}", info.id),

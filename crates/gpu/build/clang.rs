@@ -107,6 +107,11 @@ pub(crate) fn choose<'c>(
 }
 
 impl Clang {
+    /// The first line of its version, such as `Debian clang version 22.1.0`.
+    pub(crate) fn name(&self) -> &str {
+        self.version.lines().next().unwrap_or("").trim()
+    }
+
     fn probe(&self, target: &str, source: &Path, sources: &Path) -> Result<(), String> {
         let name = self.path.display();
         let run = |more: &[&Path]| -> Result<Output, String> {
@@ -132,7 +137,7 @@ impl Clang {
         if target.starts_with("gfx12") {
             let assembly = run(&["-S".as_ref(), "-o".as_ref(), "-".as_ref()])?;
             if !String::from_utf8_lossy(&assembly.stdout).contains(ALU_WAIT) {
-                let version = self.version.lines().next().unwrap_or("").trim();
+                let version = self.name();
                 return Err(format!(
                     "{name} ({version}) omits a wait that gfx12 needs ({ALU_WAIT}, LLVM pull request 100067), so its \
                      code can be silently wrong; {INSTALL}"

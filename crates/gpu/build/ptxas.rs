@@ -9,6 +9,8 @@ use std::{env, fs};
 #[derive(Clone)]
 pub(crate) struct Ptxas {
     path: PathBuf,
+    /// Such as `ptxas release 13.0, V13.0.48`.
+    pub(crate) version: String,
     /// Stands for its version in names of files.
     pub(crate) tag: String,
 }
@@ -34,8 +36,13 @@ impl Ptxas {
         }
         let mut hash = DefaultHasher::new();
         output.stdout.hash(&mut hash);
+        let text = String::from_utf8_lossy(&output.stdout);
+        let release = text
+            .lines()
+            .find_map(|line| line.find("release").map(|at| &line[at..]));
         Some(Ptxas {
             path: path.to_path_buf(),
+            version: format!("ptxas {}", release.unwrap_or("of an unknown release")),
             tag: format!("{:08x}", hash.finish() as u32),
         })
     }

@@ -219,7 +219,7 @@ pub struct DeviceInfo {
     /// e.g. `gfx1100`, `sm_90`, `host-nv`.
     pub architecture: String,
     pub total_bytes: u64,
-    /// As of now; `None` if the device was not opened, since this build has no kernels for it.
+    /// As of when the device was open; `None` if it was not opened.
     pub free_bytes: Option<u64>,
     /// Whether it shares the system memory.
     pub integrated: bool,

@@ -65,11 +65,15 @@ pub enum GpuError {
         /// The target to build for; empty for a device that is too old.
         wanted: String,
     },
-    /// The kernel archive of a development build cannot be read.
+    /// An image is not as it was built, or a development build cannot read it.
     #[error(
-        "this development build cannot read its kernels from {path}: {reason}; build it again, or with --release"
+        "the kernels {module} for {target} are damaged: {reason}; install this program or build it again"
     )]
-    KernelArchive { path: &'static str, reason: String },
+    DamagedImage {
+        target: &'static str,
+        module: &'static str,
+        reason: String,
+    },
     /// An image lacks a kernel or a constant.
     #[error("the image {module} for {target} has no {name}; rebuild the program")]
     NoSymbol {

@@ -160,6 +160,32 @@ impl Inner {
     }
 }
 
+impl Survey {
+    /// Opens each device that this build has kernels for briefly, for its free memory. One that cannot be opened becomes an
+    /// error. Integrated GPUs beside a card stay closed: opening them has ended programs.
+    #[must_use]
+    pub fn with_free_memory(self, options: &OpenOptions) -> Survey {
+        let is_card = |info: &DeviceInfo| !info.integrated && info.image.is_ok();
+        let has_card = self.devices.iter().any(is_card);
+        let devices = self.devices.into_iter();
+        let mut survey = Survey {
+            devices: Vec::new(),
+            ..self
+        };
+        for info in devices {
+            let opened = match info.image.is_ok() && (is_card(&info) || !has_card) {
+                true => Gpu::open_with(info.id, options).and_then(|gpu| gpu.info()),
+                false => Ok(info),
+            };
+            match opened {
+                Ok(info) => survey.devices.push(info),
+                Err(error) => survey.errors.push(error),
+            }
+        }
+        survey
+    }
+}
+
 impl Gpu {
     /// Opens a device with the best image of this build, or as the environment variables say
     /// ([`OpenOptions::from_env`]).
@@ -275,13 +301,7 @@ impl Gpu {
         Gpu::open_with(DeviceId::Host(known), &options)
     }
 
-    /// Lists the AMD and NVIDIA devices of this machine.
-    pub fn list() -> Vec<DeviceInfo> {
-        Gpu::survey(&OpenOptions::from_env()).devices
-    }
-
-    /// Lists the AMD and NVIDIA devices of this machine, and why others could not be listed. Opens each device that this
-    /// build has kernels for briefly, to query its free memory ([`candidates`](crate::candidates) opens none).
+    /// Lists the AMD and NVIDIA devices of this machine without opening any, and why others could not be listed.
     pub fn survey(options: &OpenOptions) -> Survey {
         let mut survey = Survey::default();
         for vendor in [Vendor::Hip, Vendor::Cuda] {
@@ -299,25 +319,17 @@ impl Gpu {
                 survey.libraries.push((label(vendor), library.clone()));
             }
             for n in 0..n_devices as u32 {
-                match Gpu::describe(driver, DeviceId::of(vendor, n), options) {
-                    Ok(info) => survey.devices.push(info),
+                let id = DeviceId::of(vendor, n);
+                match driver.vendor_api.facts(driver, n as i32) {
+                    Ok(facts) => {
+                        let image = choose_image(&facts, options.image.as_deref());
+                        survey.devices.push(DeviceInfo::new(id, &facts, image));
+                    }
                     Err(error) => survey.errors.push(error),
                 }
             }
         }
         survey
-    }
-
-    fn describe(
-        driver: &'static Driver,
-        id: DeviceId,
-        options: &OpenOptions,
-    ) -> Result<DeviceInfo, GpuError> {
-        let facts = driver.vendor_api.facts(driver, id.ordinal() as i32)?;
-        match choose_image(&facts, options.image.as_deref()) {
-            Ok(image) => Gpu::start((driver, id), facts, image, options.memory_bytes)?.info(),
-            Err(error) => Ok(DeviceInfo::new(id, &facts, Err(error))),
-        }
     }
 
     /// Returns the facts about the device, with its free memory as of now.

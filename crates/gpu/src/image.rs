@@ -35,6 +35,12 @@ pub fn images() -> &'static [Image] {
     IMAGES
 }
 
+/// Returns the versions of the compilers that made the images, each with the targets: clang, and ptxas where a target's
+/// images were assembled.
+pub fn compilers() -> &'static [(&'static str, &'static str)] {
+    COMPILERS
+}
+
 /// Returns the targets that were requested but could not be built, each with the reason.
 pub fn left_out() -> &'static [(&'static str, &'static str)] {
     LEFT_OUT
@@ -73,47 +79,42 @@ impl Image {
     /// Returns the decompressed image as the compiler wrote it.
     ///
     /// # Errors
-    /// [`GpuError::KernelArchive`], in development builds only.
+    /// [`GpuError::DamagedImage`].
     pub fn unpack(&self) -> Result<Vec<u8>, GpuError> {
-        self.packed.unpack()
+        self.unpacked(&self.packed)
     }
 
     /// Checks that the image, and its machine code if there is one, are as they were built.
     ///
     /// # Errors
-    /// What is wrong.
-    pub fn verify(&self) -> Result<(), String> {
-        self.packed.verify()?;
-        self.assembled.as_ref().map_or(Ok(()), Part::verify)
+    /// [`GpuError::DamagedImage`].
+    pub fn verify(&self) -> Result<(), GpuError> {
+        self.unpack()?;
+        self.unpack_assembled()?;
+        Ok(())
     }
 
     /// Returns the image as machine code, if the compiler emitted something else and the build had an assembler.
     /// Drivers older than the assembler reject it.
     ///
     /// # Errors
-    /// [`GpuError::KernelArchive`], in development builds only.
+    /// [`GpuError::DamagedImage`].
     pub fn unpack_assembled(&self) -> Result<Option<Vec<u8>>, GpuError> {
-        self.assembled.as_ref().map(Part::unpack).transpose()
+        let part = self.assembled.as_ref();
+        part.map(|part| self.unpacked(part)).transpose()
+    }
+
+    fn unpacked(&self, part: &Part) -> Result<Vec<u8>, GpuError> {
+        let unpacked = part.packed().and_then(|packed| part.unpack(&packed));
+        unpacked.map_err(|reason| GpuError::DamagedImage {
+            target: self.target,
+            module: self.module,
+            reason,
+        })
     }
 }
 
 impl Part {
-    fn unpack(&self) -> Result<Vec<u8>, GpuError> {
-        let packed = self.packed().map_err(|reason| GpuError::KernelArchive {
-            path: ARCHIVE,
-            reason,
-        })?;
-        Ok(lz4_flex::decompress_size_prepended(&packed)
-            .expect("the build script compressed the image"))
-    }
-
-    fn verify(&self) -> Result<(), String> {
-        let packed = self.packed()?;
-        self.check_hash(&packed)?;
-        let unpacked = lz4_flex::decompress_size_prepended(&packed);
-        unpacked.map(|_| ()).map_err(|error| error.to_string())
-    }
-
     /// Returns the compressed bytes.
     fn packed(&self) -> Result<Cow<'static, [u8]>, String> {
         match EMBEDDED {
@@ -122,26 +123,25 @@ impl Part {
         }
     }
 
-    fn check_hash(&self, packed: &[u8]) -> Result<(), String> {
-        let mut hash = DefaultHasher::new();
-        hash.write(packed);
-        match hash.finish() == self.hash {
-            true => Ok(()),
-            false => Err("its content has changed".into()),
-        }
-    }
-
-    /// Reads the compressed bytes and checks their hash.
     fn read(&self) -> Result<Vec<u8>, String> {
         // Stays open while the program runs, since a later build removes the file.
         static FILE: OnceLock<Result<File, String>> = OnceLock::new();
-        let open = || File::open(ARCHIVE).map_err(|error| error.to_string());
+        let open = || File::open(ARCHIVE).map_err(|error| format!("{ARCHIVE}: {error}"));
         let file = FILE.get_or_init(open).as_ref().map_err(String::clone)?;
         let mut packed = vec![0; self.len];
         file.read_exact_at(&mut packed, self.start as u64)
-            .map_err(|error| error.to_string())?;
-        self.check_hash(&packed)?;
+            .map_err(|error| format!("{ARCHIVE}: {error}"))?;
         Ok(packed)
+    }
+
+    /// Decompresses these bytes if they are those of the build.
+    fn unpack(&self, packed: &[u8]) -> Result<Vec<u8>, String> {
+        let mut hash = DefaultHasher::new();
+        hash.write(packed);
+        if hash.finish() != self.hash {
+            return Err("their content has changed".into());
+        }
+        lz4_flex::decompress_size_prepended(packed).map_err(|error| error.to_string())
     }
 }
 
@@ -149,20 +149,40 @@ impl Part {
 mod tests {
     use super::*;
 
+    /// A byte of any image may change, or one of its machine code.
     #[test]
-    fn changed_images_are_noticed() {
+    fn every_damaged_image_is_noticed() {
+        if images().is_empty() {
+            return println!("skipped: built without images");
+        }
+        for image in images() {
+            assert_eq!(image.verify(), Ok(()));
+            for part in [Some(image.packed), image.assembled].into_iter().flatten() {
+                let mut packed = part.packed().unwrap().into_owned();
+                for at in [0, part.len / 2, part.len - 1] {
+                    packed[at] ^= 1;
+                    let error = part.unpack(&packed).unwrap_err();
+                    assert_eq!(error, "their content has changed");
+                    packed[at] ^= 1;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_error_names_the_image() {
         let Some(image) = images().first() else {
             return println!("skipped: built without images");
         };
-        assert_eq!(image.verify(), Ok(()));
-        let changed = Image {
+        let damaged = Image {
             packed: Part {
                 hash: image.packed.hash ^ 1,
                 ..image.packed
             },
-            assembled: None,
             ..*image
         };
-        assert_eq!(changed.verify(), Err("its content has changed".into()));
+        let error = damaged.verify().unwrap_err().to_string();
+        let named = format!("{} for {} are damaged", image.module, image.target);
+        assert!(error.contains(&named), "{error}");
     }
 }

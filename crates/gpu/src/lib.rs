@@ -47,7 +47,7 @@ pub use error::{BatchError, GpuError};
 pub use event::Event;
 pub use gpu::Gpu;
 pub use graph::Graph;
-pub use image::{Image, fingerprint, images, kernel_archive, left_out};
+pub use image::{Image, compilers, fingerprint, images, kernel_archive, left_out};
 pub use kernel::KernelLayout;
 pub use kv::{KvLayer, KvShape, KvType, KvTypes};
 pub use limit::Limit;

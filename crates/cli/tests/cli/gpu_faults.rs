@@ -398,6 +398,18 @@ fn the_card_is_chosen_and_the_choice_is_said() {
             return;
         };
         let kind = vendor.device.split(':').next().unwrap();
+        let mut listed = command(&["devices", "--json"]);
+        for other in &VENDORS {
+            let library = match other.name == vendor.name {
+                true => library.as_path(),
+                false => Path::new("/no/such/library.so"),
+            };
+            listed.env(other.library(), library);
+        }
+        listed.env("ROCMFORGE_GPU_IMAGE", &image);
+        let listed = in_time(listed).json();
+        let free = |n: usize| &listed["devices"][n + 1]["memory_available_bytes"];
+        assert!(free(0).is_null() && free(1).is_u64(), "{listed}");
         for device in ["auto", "gpu"] {
             let flags = [
                 "--device",
