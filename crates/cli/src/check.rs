@@ -8,7 +8,7 @@ use rocmforge_engine::Device;
 use rocmforge_gguf::{TokenId, shown};
 use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::check;
-use rocmforge_runtime::check::{Coverage, OpCheck, Report, Step};
+use rocmforge_runtime::check::{Coverage, Extent, OpCheck, Report, Step};
 use serde::Serialize;
 
 use crate::args::{CheckArgs, GpuCheckArg};
@@ -31,11 +31,15 @@ struct Output<'a> {
 }
 
 pub fn run(args: &CheckArgs) -> Result<()> {
-    let n_ctx = check::n_ctx(args.depth);
+    let coverage = match args.all {
+        true => Coverage::All,
+        false => Coverage::Distinct,
+    };
+    let extent = Extent::after(args.depth, coverage);
     // Wrong results are the subject of this command, not a reason to refuse the GPU.
     let mut device_args = args.device.clone();
     device_args.on.gpu.gpu_check = GpuCheckArg::Never;
-    let config = resolve::engine_config(&device_args, Some(n_ctx))?;
+    let config = resolve::engine_config(&device_args, Some(extent.n_ctx()))?;
     // Reports problems with the file, flags or memory like every other command.
     let session = Session::start_for(
         Purpose::Either,
@@ -71,11 +75,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     let device = engine.backend_info().device.clone();
     // The device may not fit the model twice.
     drop(engine);
-    let coverage = match args.all {
-        true => Coverage::All,
-        false => Coverage::Distinct,
-    };
-    let report = check::check(&model, &config, &tokens, args.depth, coverage)?;
+    let report = check::check(&model, &config, &tokens, &extent)?;
     let failed: Vec<&OpCheck> = report.failures().collect();
     let mut out = Out::new();
     if args.json {

@@ -10,6 +10,7 @@ mod first_use;
 mod moves;
 mod non_finite;
 mod passed_folder;
+mod sampling;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -23,6 +24,7 @@ use self::difference::difference;
 pub(crate) use self::first_use::FirstUse;
 pub use self::non_finite::{NonFinite, non_finite};
 pub use self::passed_folder::PassedFolder;
+pub use self::sampling::{SamplingCheck, sampling};
 use super::cpu::{ActsBuffer, CpuBackend, CpuOptions};
 use super::gpu::{GpuBackend, GpuOptions};
 use super::hybrid::{HybridBackend, HybridOptions};
@@ -88,28 +90,50 @@ impl Report {
     }
 }
 
-/// Returns the context length of a check after `n_depth` tokens.
-pub fn n_ctx(n_depth: usize) -> usize {
-    n_depth.saturating_add(PROMPT_ROWS[0] + 2)
+/// How much a check compares.
+#[derive(Debug, Clone, Copy)]
+pub struct Extent {
+    /// Tokens before the comparison starts.
+    pub n_depth: usize,
+    /// Compared tokens of two prompts: together at most 256.
+    pub prompt_rows: [usize; 2],
+    pub coverage: Coverage,
+}
+
+impl Extent {
+    /// Short prompts after `n_depth` tokens.
+    pub const fn after(n_depth: usize, coverage: Coverage) -> Extent {
+        Extent {
+            n_depth,
+            prompt_rows: PROMPT_ROWS,
+            coverage,
+        }
+    }
+
+    /// Returns the context length that the check needs.
+    pub fn n_ctx(&self) -> usize {
+        self.n_depth.saturating_add(self.prompt_rows[0] + 2)
+    }
 }
 
 /// Compares the kernels of the device chosen by `config` with the scalar path.
 ///
-/// The text is `tokens`, repeated as needed; the comparison starts after `n_depth` tokens.
+/// The text is `tokens`, repeated as needed.
 ///
 /// # Errors
 /// Errors of a GPU, and models that do not fit on it.
 ///
 /// # Panics
-/// If there are no tokens, or [`start`](crate::start()) would reject `config`.
+/// If there are no tokens, the prompts are too long, or [`start`](crate::start()) would reject `config`.
 pub fn check(
     model: &Model,
     config: &EngineConfig,
     tokens: &[TokenId],
-    n_depth: usize,
-    coverage: Coverage,
+    extent: &Extent,
 ) -> Result<Report, RuntimeError> {
     assert!(!tokens.is_empty(), "tokens are empty");
+    let max_rows = extent.prompt_rows.iter().sum::<usize>();
+    assert!(max_rows <= FILL_ROWS, "prompts of {max_rows} tokens");
     let on_gpu = match &config.device {
         Device::Cpu => None,
         Device::Gpu(gpu) => {
@@ -123,9 +147,9 @@ pub fn check(
         _ => model.compiled_plan(config.fusion),
     };
     for table in &mut plan.rope {
-        table.settle(n_ctx(n_depth));
+        table.settle(extent.n_ctx());
     }
-    let script = Script::new(tokens, n_depth, config.page, PROMPT_ROWS);
+    let script = Script::new(tokens, extent.n_depth, config.page, extent.prompt_rows);
     let n_threads = config.n_threads.unwrap_or_else(default_threads);
     let on_cpu = |isa| CpuOptions {
         isa,
@@ -146,7 +170,7 @@ pub fn check(
         None => Box::new(cpu(config.isa)),
         Some((graphs, device, place)) => {
             let options = GpuOptions {
-                n_ctx: n_ctx(n_depth),
+                n_ctx: extent.n_ctx(),
                 max_tokens: FILL_ROWS,
                 max_logits: PROMPT_ROWS.len(),
                 max_sampled: PROMPT_ROWS.len(),
@@ -176,7 +200,13 @@ pub fn check(
         }
     };
     let mut oracle = cpu(Isa::Scalar);
-    compare(checked.as_mut(), &mut oracle, &script, &labels, coverage)
+    compare(
+        checked.as_mut(),
+        &mut oracle,
+        &script,
+        &labels,
+        extent.coverage,
+    )
 }
 
 /// The steps of a check.

@@ -41,7 +41,7 @@ pub(crate) use choices::{Choices, Choosing};
 use compile::Segment;
 pub use device::{
     Candidate, DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Selection, Survey, Variants,
-    best, candidates, image_targets, read_bandwidth, roofline, survey, tuning_key,
+    all_kv_types, best, candidates, image_targets, read_bandwidth, roofline, survey, tuning_key,
 };
 pub(crate) use device::{heads_bytes, kv_types, weight_bytes};
 pub use graph_check::{GraphCheck, StepTimes};

@@ -9,7 +9,7 @@ use rocmforge_engine::{Device, Engine, EngineConfig};
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::{FeedForward, Model};
 use rocmforge_plan::{Fusion, KvType, Op};
-use rocmforge_runtime::check::{self, Coverage, OpCheck};
+use rocmforge_runtime::check::{self, Coverage, Extent, OpCheck};
 use rocmforge_runtime::gpu::Experts;
 use rocmforge_testkit::models::families;
 use rocmforge_testkit::models::prompt;
@@ -148,7 +148,13 @@ fn shared_experts_are_chosen_on_a_gpu() {
 
         let tokens = prompt(30, model.config.n_vocab);
         let config = device::config(&whole);
-        let report = check::check(&model, &config, &tokens, 16, Coverage::Distinct).unwrap();
+        let report = check::check(
+            &model,
+            &config,
+            &tokens,
+            &Extent::after(16, Coverage::Distinct),
+        )
+        .unwrap();
         let failures: Vec<&OpCheck> = report.failures().collect();
         assert!(failures.is_empty(), "{name}: {failures:#?}");
         let mut checks = report.checks.iter();
@@ -163,7 +169,13 @@ fn attention_in_f16_passes_the_check() {
     let model = load("laguna", GgmlType::F16, Some(2));
     let tokens = prompt(30, model.config.n_vocab);
     let config = device::config(&Device::Gpu(hopper));
-    let report = check::check(&model, &config, &tokens, 16, Coverage::Distinct).unwrap();
+    let report = check::check(
+        &model,
+        &config,
+        &tokens,
+        &Extent::after(16, Coverage::Distinct),
+    )
+    .unwrap();
     let failures: Vec<&OpCheck> = report.failures().collect();
     assert!(failures.is_empty(), "{failures:#?}");
     let mut checks = report.checks.iter();

@@ -17,7 +17,7 @@ use rocmforge_plan::Op;
 use rocmforge_plan::SamplingParams;
 use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_runtime::check;
-use rocmforge_runtime::check::{Coverage, OpCheck, PassedChecks, SelfCheck};
+use rocmforge_runtime::check::{Coverage, Extent, OpCheck, PassedChecks, SelfCheck};
 use rocmforge_runtime::gpu::{GpuConfig, Graphs};
 
 fn engines(model: &Model, gpu: &Device) -> [Engine; 2] {
@@ -457,7 +457,13 @@ fn every_operation_passes_the_check(name: &str, ty: GgmlType, ops: &[&str]) {
     let model = model(name, ty);
     let tokens = synth::prompt(30, model.config.n_vocab);
     let config = config(&Device::Gpu(gpu));
-    let report = check::check(&model, &config, &tokens, 16, Coverage::Distinct).unwrap();
+    let report = check::check(
+        &model,
+        &config,
+        &tokens,
+        &Extent::after(16, Coverage::Distinct),
+    )
+    .unwrap();
     let failures: Vec<&OpCheck> = report.failures().collect();
     assert!(failures.is_empty(), "{name}: {failures:#?}");
     let names: Vec<&str> = report.checks.iter().map(|check| check.op).collect();
@@ -494,7 +500,13 @@ fn fused_operations_share_a_launch(
         }
         let tokens = synth::prompt(30, model.config.n_vocab);
         let config = config(&Device::Gpu(gpu));
-        let report = check::check(model, &config, &tokens, 16, Coverage::Distinct).unwrap();
+        let report = check::check(
+            model,
+            &config,
+            &tokens,
+            &Extent::after(16, Coverage::Distinct),
+        )
+        .unwrap();
         let failures: Vec<&OpCheck> = report.failures().collect();
         assert!(failures.is_empty(), "{variants}: {failures:#?}");
         // A prefill, a decode step of two sequences and one of one.

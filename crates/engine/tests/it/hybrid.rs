@@ -15,7 +15,7 @@ use rocmforge_model::Model;
 use rocmforge_plan::SamplingParams;
 use rocmforge_plan::{Fusion, Side};
 use rocmforge_runtime::check;
-use rocmforge_runtime::check::{Coverage, OpCheck, SelfCheck};
+use rocmforge_runtime::check::{Coverage, Extent, OpCheck, SelfCheck};
 use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
 use rocmforge_runtime::times::{StepObserver, StepPart, StepTimes};
 
@@ -229,7 +229,13 @@ fn every_operation_passes_the_check(
     let device = with(&gpu, layers, experts);
     let model = model(name, GgmlType::Q4_K);
     let tokens = synth::prompt(30, model.config.n_vocab);
-    let report = check::check(&model, &config(&device), &tokens, 16, Coverage::Distinct).unwrap();
+    let report = check::check(
+        &model,
+        &config(&device),
+        &tokens,
+        &Extent::after(16, Coverage::Distinct),
+    )
+    .unwrap();
     let failures: Vec<&OpCheck> = report.failures().collect();
     assert!(failures.is_empty(), "{name}: {failures:#?}");
     let attention = report.checks.iter().filter(|check| check.op == "attention");
@@ -249,8 +255,13 @@ fn products_in_f16_pass_the_check() {
         let device = with(&hopper, GpuLayers::Count(1), Experts::WithTheirLayer);
         let model = model(name, GgmlType::Q4_K);
         let tokens = synth::prompt(30, model.config.n_vocab);
-        let report =
-            check::check(&model, &config(&device), &tokens, 16, Coverage::Distinct).unwrap();
+        let report = check::check(
+            &model,
+            &config(&device),
+            &tokens,
+            &Extent::after(16, Coverage::Distinct),
+        )
+        .unwrap();
         let failures: Vec<&OpCheck> = report.failures().collect();
         assert!(failures.is_empty(), "{name}: {failures:#?}");
         let mut in_f16 = report.checks.iter();

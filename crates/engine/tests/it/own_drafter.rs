@@ -9,7 +9,7 @@ use rocmforge_gguf::{GgmlType, Gguf, TokenId, Writer, quant};
 use rocmforge_model::Model;
 use rocmforge_plan::{Batch, BatchSeq, InputToken, LogitsRow, RowOutput, Want};
 use rocmforge_runtime::Started;
-use rocmforge_runtime::check::{self, Coverage, OpCheck};
+use rocmforge_runtime::check::{self, Coverage, Extent, OpCheck};
 use rocmforge_testkit::models::{families, prompt};
 
 use crate::common::test_gpu;
@@ -382,7 +382,13 @@ fn own_drafters_pass_the_check_of_a_gpu() {
     };
     let tokens = prompt(30, model.config.n_vocab);
     let drafter = model.drafter().unwrap();
-    let report = check::check(&drafter, &config, &tokens, 16, Coverage::Distinct).unwrap();
+    let report = check::check(
+        &drafter,
+        &config,
+        &tokens,
+        &Extent::after(16, Coverage::Distinct),
+    )
+    .unwrap();
     let failures: Vec<&OpCheck> = report.failures().collect();
     assert!(failures.is_empty(), "{failures:#?}");
     assert!(report.checks.iter().any(|check| check.op == "import"));

@@ -11,7 +11,7 @@ use rocmforge_gguf::{GgmlType, Gguf, Writer};
 use rocmforge_model::Model;
 use rocmforge_plan::{Fusion, Side};
 use rocmforge_runtime::check;
-use rocmforge_runtime::check::{Coverage, OpCheck, SelfCheck};
+use rocmforge_runtime::check::{Coverage, Extent, OpCheck, SelfCheck};
 use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
 use rocmforge_testkit::models::{families, prompt};
 
@@ -290,7 +290,13 @@ fn a_gpu_computes_what_the_cpu_does(name: &str, n_saved: usize) {
     let Some(gpu) = test_gpu() else { return };
     let model = short(name, GgmlType::Q4_0, 2);
     let tokens = prompt(60, model.config.n_vocab);
-    let report = check::check(&model, &on_gpu(&gpu), &tokens, 20, Coverage::Distinct).unwrap();
+    let report = check::check(
+        &model,
+        &on_gpu(&gpu),
+        &tokens,
+        &Extent::after(20, Coverage::Distinct),
+    )
+    .unwrap();
     let failures: Vec<&OpCheck> = report.failures().collect();
     assert!(failures.is_empty(), "{name}: {failures:#?}");
     let plan = model.compiled_plan(Fusion::On);

@@ -48,7 +48,13 @@ fn kernels_of_this_machine_pass() {
             fusion,
             ..config(isa)
         };
-        let report = check(&model, &config, &tokens(), 40, Coverage::Distinct).unwrap();
+        let report = check(
+            &model,
+            &config,
+            &tokens(),
+            &Extent::after(40, Coverage::Distinct),
+        )
+        .unwrap();
         let plan = model.compiled_plan(fusion);
         assert_eq!(report.n_ops, 3 * plan.ops.len());
         let failures: Vec<&OpCheck> = report.failures().collect();
@@ -74,7 +80,7 @@ fn kernels_of_this_machine_pass() {
 fn full_coverage_compares_every_operation() {
     let model = model();
     let config = config(Isa::detect());
-    let report = check(&model, &config, &tokens(), 0, Coverage::All).unwrap();
+    let report = check(&model, &config, &tokens(), &Extent::after(0, Coverage::All)).unwrap();
     assert_eq!(report.checks.len(), report.n_ops);
     let tensors = report.checks.iter().flat_map(|check| &check.tensor);
     let tensors: HashSet<&str> = tensors.flat_map(|names| names.split(" + ")).collect();
@@ -297,7 +303,13 @@ fn compares_states() {
         let model = Model::load(Arc::new(gguf)).unwrap();
         let tokens = synth::prompt(60, model.config.n_vocab);
         for isa in Isa::available() {
-            let report = check(&model, &config(isa), &tokens, 40, Coverage::All).unwrap();
+            let report = check(
+                &model,
+                &config(isa),
+                &tokens,
+                &Extent::after(40, Coverage::All),
+            )
+            .unwrap();
             let failures: Vec<&OpCheck> = report.failures().collect();
             assert!(failures.is_empty(), "{name}, {isa}: {failures:#?}");
         }

@@ -64,12 +64,15 @@ pub(crate) fn kv_types(wanted: KvTypes) -> Result<rocmforge_gpu::KvTypes, Runtim
     if let Some(found) = built.find(|&types| plan_types(types) == wanted) {
         return Ok(found);
     }
-    let known = rocmforge_gpu::KvTypes::ALL
-        .iter()
-        .map(|&types| plan_types(types).to_string());
+    let known = all_kv_types().map(|types| types.to_string());
     let known = known.collect::<Vec<_>>().join(", ");
     let kv_types = wanted;
     Err(ConfigError::GpuKvTypes { kv_types, known }.into())
+}
+
+/// The types of keys and values of the KV cache that GPUs have kernels for.
+pub fn all_kv_types() -> impl Iterator<Item = KvTypes> {
+    rocmforge_gpu::KvTypes::ALL.iter().copied().map(plan_types)
 }
 
 /// Returns the types of a cache on a GPU as the plan names them. An F32 is not among them: prefill multiplies in f16, so
@@ -88,7 +91,7 @@ fn plan_types(types: rocmforge_gpu::KvTypes) -> KvTypes {
     }
 }
 
-/// Lists the AMD and NVIDIA devices of this machine.
+/// Lists the AMD and NVIDIA devices of this machine without opening any.
 pub fn survey(options: &OpenOptions) -> Survey {
     Gpu::survey(options)
 }
