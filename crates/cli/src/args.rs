@@ -7,6 +7,7 @@ use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rocmforge_runtime::gpu::DeviceId;
 
+use crate::doctor::Part;
 use crate::help;
 
 mod answer;
@@ -144,12 +145,16 @@ pub enum Command {
     /// Print a manual page, or write all
     #[command(after_help = help::MAN)]
     Man(ManArgs),
+    /// Do a part of doctor's work; used internally
+    #[command(name = DOCTOR_PART, hide = true)]
+    DoctorPart(DoctorPartArgs),
     /// Render a chat template with resource limits; used internally
     #[command(name = RENDER_TEMPLATE, hide = true)]
     RenderTemplate,
 }
 
-/// Name of the hidden command.
+/// Names of the hidden commands.
+pub const DOCTOR_PART: &str = "doctor-part";
 pub const RENDER_TEMPLATE: &str = "render-template";
 
 /// The model file and how to load it.
@@ -357,6 +362,16 @@ pub struct DoctorArgs {
     /// Check the results of an emulated GPU, too, such as host:gfx11, if the build has it
     #[arg(long, value_name = "DEVICE", value_parser = emulated_gpu)]
     pub emulated: Option<DeviceId>,
+    /// End the checks of a device after this many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub limit: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorPartArgs {
+    pub part: Part,
+    #[arg(long)]
+    pub limit: u64,
 }
 
 /// Parses the name of an emulated GPU.

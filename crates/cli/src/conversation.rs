@@ -3,11 +3,9 @@
 //! The template is code from the model's file, so it runs in a child process with limits: this program again, with the
 //! hidden command `render-template`.
 
-use std::env;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use rocmforge::parts::{Conversation, Fit, Kept};
 use rocmforge_engine::ContextPolicy;
 use rocmforge_text::chat_template::{ChatTemplate, Sandbox};
@@ -15,6 +13,7 @@ use rocmforge_text::chat_template::{ChatTemplate, Sandbox};
 use crate::args::{AnswerContextArgs, OnOff, RENDER_TEMPLATE, TemplateArgs};
 use crate::exit::usage;
 use crate::output;
+use crate::program::this_program;
 use crate::session::Session;
 use rocmforge_engine::serve::Server;
 
@@ -75,15 +74,5 @@ pub fn context_policy(
             ));
             Ok(None)
         }
-    }
-}
-
-/// This program, even if its file has been replaced meanwhile.
-fn this_program() -> Result<PathBuf> {
-    let link = Path::new("/proc/self/exe");
-    if link.exists() {
-        Ok(link.to_path_buf())
-    } else {
-        env::current_exe().context("cannot find this program's file")
     }
 }

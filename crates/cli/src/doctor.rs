@@ -2,31 +2,39 @@
 
 mod access;
 mod bundle;
+mod classes;
 mod devices;
 mod environment;
 mod groups;
 mod hardware;
 mod libraries;
 mod memory;
+mod parts;
+mod processes;
 mod report;
 mod system;
 mod tar;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use rocmforge_gguf::escape_control;
 use rocmforge_hub::display;
-use rocmforge_runtime::gpu::{self, OpenOptions};
 
 use crate::args::DoctorArgs;
 use crate::output::{self, Out};
-use report::Report;
+pub use parts::{Part, run as run_part};
+use report::{Check, Report, Status};
 
 /// The folder that `/proc`, `/sys`, `/dev` and `/etc` are in. Tests have others.
 struct Root(PathBuf);
 
 impl Root {
+    fn of_system() -> Root {
+        Root("/".into())
+    }
+
     fn path(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
@@ -39,7 +47,8 @@ impl Root {
 }
 
 pub fn run(args: &DoctorArgs) -> Result<()> {
-    let root = Root("/".into());
+    let root = Root::of_system();
+    let limit = Duration::from_secs(args.limit);
     let bundle = match &args.bundle {
         Some(path) => Some((bundle::create(path)?, path)),
         None => None,
@@ -56,28 +65,26 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         let value = std::env::var_os(name)?;
         Some(escape_control(&value.to_string_lossy()).into_owned())
     }));
-    let options = OpenOptions::from_env();
-    let survey = gpu::survey(&options);
-    report.add(libraries::found(&root, &options, &survey));
-    for check in devices::libraries(&survey, &hardware, &options) {
-        report.add(check);
-    }
-    report.add(devices::kernels(&hardware));
-    for check in memory::memory(&root, &hardware, &survey) {
-        report.add(check);
-    }
-    for info in &survey.devices {
-        for check in devices::device(info, &options) {
-            report.add(check);
+    let kernels = devices::kernels(&hardware);
+    let are_damaged = kernels.is_fatal;
+    report.add(kernels);
+    let found = processes::run(Part::Drivers, limit, &mut report)?;
+    for &id in &found.gpus {
+        match are_damaged {
+            true => {
+                let why = "not opened, as kernels are damaged";
+                report.add(Check::new(id.to_string(), Status::Skipped, why));
+            }
+            false => drop(processes::run(Part::Gpu(id), limit, &mut report)?),
         }
     }
-    if survey.devices.is_empty() {
+    if found.gpus.is_empty() {
         report.add(devices::no_graphs());
     }
     if let Some(id) = args.emulated {
-        report.add(devices::emulated(id));
+        processes::run(Part::Gpu(id), limit, &mut report)?;
     }
-    report.add(devices::results_of_cpu());
+    processes::run(Part::Cpu, limit, &mut report)?;
 
     let mut out = Out::new();
     match args.json {
@@ -86,7 +93,7 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     }
     out.finish()?;
     if let Some((file, path)) = bundle {
-        bundle::write(file, path, &root, &report, &survey)?;
+        bundle::write(file, path, &root, &report, &found.versions)?;
         output::note(&format!("wrote {}", display::path(path)));
     }
     match report.has_failed() {

@@ -469,8 +469,8 @@ Examples:
   rocmforge doctor --bundle doctor.tar
       Also write what a report needs, without your name and home folder.
 
-Checks the system, drivers and permissions, the GPU kernels of this build, and the results of each device against the
-scalar reference. Exit code 0 unless the verdict is failed: results are wrong, or the program is damaged.";
+Checks the system, drivers and permissions, the GPU kernels of this build, and the results of each class of kernels on
+each device against the scalar reference. Exit code 0 unless the verdict is failed: results are wrong, or the program is damaged.";
 
 pub const MODELS: &str = "\
 Examples:

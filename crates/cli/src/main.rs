@@ -36,6 +36,7 @@ mod output;
 mod peaks;
 mod perplexity;
 mod profile;
+mod program;
 mod prompt;
 #[cfg(feature = "pull")]
 mod pull;
@@ -126,6 +127,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Pull(args) => pull::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
+        Command::DoctorPart(args) => doctor::run_part(args),
         Command::RenderTemplate => Ok(sandbox::serve()?),
     }
 }

@@ -6,10 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use rocmforge_gguf::{Existing, NewFile};
-use rocmforge_gpu::left_out;
+use rocmforge_gpu::{compilers, left_out};
 use rocmforge_hub::display;
 use rocmforge_profile::clock;
-use rocmforge_runtime::gpu::{self, Survey};
+use rocmforge_runtime::gpu;
 
 use super::groups::{Process, user_name};
 use super::report::Report;
@@ -50,20 +50,20 @@ pub fn create(path: &Path) -> Result<NewFile> {
     NewFile::create(path, Existing::Replace).with_context(|| cannot(path))
 }
 
-/// Writes the bundle.
+/// Writes the bundle. `found` are lines about the versions of drivers and devices.
 pub fn write(
     mut file: NewFile,
     path: &Path,
     root: &Root,
     report: &Report,
-    survey: &Survey,
+    found: &[String],
 ) -> Result<()> {
     let json = serde_json::to_string_pretty(&report.summary()).context("cannot write JSON")?;
     let personal = Personal::of(root);
     let files = [
         ("doctor.txt", report.text()),
         ("doctor.json", escape_json(&json) + "\n"),
-        ("versions.txt", versions(root, survey)),
+        ("versions.txt", versions(root, found)),
         (
             "environment.txt",
             variables(std::env::vars_os().filter_map(|(name, value)| {
@@ -89,11 +89,12 @@ fn cannot(path: &Path) -> String {
 }
 
 /// The versions of this program, and of what it runs on.
-fn versions(root: &Root, survey: &Survey) -> String {
+fn versions(root: &Root, found: &[String]) -> String {
     let mut lines = vec![
         format!("rocmforge {}", version::VERSION),
         format!("kernels for {}", gpu::image_targets().join(", ")),
     ];
+    lines.extend({ compilers().iter() }.map(|(version, of)| format!("{version} for {of}")));
     lines.extend(
         { left_out().iter() }.map(|(target, why)| format!("no kernels for {target}: {why}")),
     );
@@ -109,18 +110,7 @@ fn versions(root: &Root, survey: &Survey) -> String {
             .unwrap_or_else(|| format!("{file} cannot be read"));
         lines.push(format!("{what}: {}", text.replace('\n', "; ")));
     }
-    for (label, path) in &survey.libraries {
-        lines.push(format!("{label} library: {}", display::path(path)));
-    }
-    for info in &survey.devices {
-        lines.push(format!(
-            "{}: {}, driver {}, runtime {}",
-            info.id,
-            for_terminal(&info.name),
-            info.driver_version,
-            info.runtime_version
-        ));
-    }
+    lines.extend(found.iter().cloned());
     lines.join("\n") + "\n"
 }
 

@@ -3,14 +3,15 @@
 use rocmforge_cpu::Isa;
 use rocmforge_engine::{Device, EngineConfig};
 use rocmforge_gguf::{TokenId, escape_control};
-use rocmforge_gpu::{images, left_out};
+use rocmforge_gpu::{compilers, images, left_out};
 use rocmforge_model::Model;
-use rocmforge_runtime::check::{self, Coverage};
+use rocmforge_runtime::check::{self, Coverage, Extent, OpCheck};
 use rocmforge_runtime::compare_graphs;
 use rocmforge_runtime::gpu::{
     self, DeviceId, DeviceInfo, GpuConfig, GpuError, GraphCheck, OpenOptions, Survey,
 };
 
+use super::classes::{Class, Found};
 use super::hardware::{PciGpu, Vendor};
 use super::report::{Check, Status};
 use crate::embedded;
@@ -99,25 +100,25 @@ pub fn kernels(gpus: &[PciGpu]) -> Check {
         let why = why_left_out(left_out());
         return Check::new(NAME, status, [NO_KERNELS, &why].concat());
     }
-    let damaged: Vec<String> = images()
-        .iter()
-        .filter_map(|image| {
-            let error = image.verify().err()?;
-            Some(format!("{} for {}: {error}", image.module, image.target))
-        })
-        .collect();
+    let damaged = images().iter().filter_map(|image| image.verify().err());
+    let damaged: Vec<GpuError> = damaged.collect();
     if let Some(first) = damaged.first() {
-        let detail = format!(
-            "{} of {} are damaged, first {first}",
-            damaged.len(),
-            images().len()
-        );
+        let detail = format!("{} of {}: {first}", damaged.len(), images().len());
         return Check::new(NAME, Status::Failed, detail)
             .advice("this program is damaged: install or build it again")
             .fatal();
     }
-    let detail = format!("{} modules for {}", images().len(), targets.join(", "));
-    let detail = detail + &why_left_out(left_out());
+    let by = { compilers().iter() }.map(|(version, of)| match compilers().len() {
+        1 => version.to_string(),
+        _ => format!("{version} ({of})"),
+    });
+    let detail = format!(
+        "{} modules for {}, by {}{}",
+        images().len(),
+        targets.join(", "),
+        by.collect::<Vec<_>>().join(", "),
+        why_left_out(left_out())
+    );
     match left_out().is_empty() || gpus.is_empty() {
         true => Check::new(NAME, Status::Ok, detail),
         false => Check::new(NAME, Status::Warning, detail)
@@ -140,9 +141,8 @@ fn why_left_out(left_out: &[(&str, &str)]) -> String {
     parts.collect()
 }
 
-/// Checks a device: its facts, its bandwidth, its results, and graphs against launches.
-pub fn device(info: &DeviceInfo, options: &OpenOptions) -> Vec<Check> {
-    let id = info.id.to_string();
+/// Describes a device.
+pub fn found(info: &DeviceInfo) -> Check {
     let detail = format!(
         "{}{}, {}, {} compute units, driver {}",
         escape_control(&info.name),
@@ -154,46 +154,28 @@ pub fn device(info: &DeviceInfo, options: &OpenOptions) -> Vec<Check> {
         info.n_compute_units,
         info.driver_version,
     );
-    let image = match &info.image {
-        Ok(image) => image,
-        Err(error) => return vec![Check::new(id, Status::Failed, format!("{detail}; {error}"))],
-    };
-    let config = GpuConfig {
-        id: Some(info.id),
-        open: options.clone(),
-        ..GpuConfig::default()
-    };
-    let bandwidth = match gpu::read_bandwidth(&config) {
-        Ok(bytes) => Check::new(
-            format!("{id} bandwidth"),
-            Status::Ok,
-            format!("reads {:.0} GB/s", bytes / 1e9),
-        ),
-        Err(error) => Check::new(format!("{id} bandwidth"), Status::Failed, error.to_string()),
-    };
-    let found = Check::new(id.clone(), Status::Ok, format!("{detail}, kernels {image}"));
-    let results = results(&id, Device::Gpu(config.clone()));
-    let graphs = match results.status {
-        Status::Ok => graphs(&id, config),
-        _ => Check::new(
-            format!("{id} graphs"),
-            Status::Skipped,
-            "not measured, as the results are not right",
-        ),
-    };
-    vec![found, bandwidth, results, graphs]
+    let id = info.id.to_string();
+    match &info.image {
+        Ok(image) => Check::new(id, Status::Ok, format!("{detail}, kernels {image}")),
+        Err(error) => Check::new(id, Status::Failed, format!("{detail}; {error}")),
+    }
+}
+
+/// Measures the bandwidth of a device's memory.
+pub fn bandwidth(id: &str, config: &GpuConfig) -> Check {
+    let name = format!("{id} bandwidth");
+    match gpu::read_bandwidth(config) {
+        Ok(bytes) => Check::new(name, Status::Ok, format!("reads {:.0} GB/s", bytes / 1e9)),
+        Err(error) => Check::new(name, Status::Failed, error.to_string()),
+    }
 }
 
 /// Times a decode step of the built-in model as a graph and in separate launches.
-fn graphs(id: &str, gpu: GpuConfig) -> Check {
+pub fn graphs(id: &str, gpu: &GpuConfig) -> Check {
     let name = format!("{id} graphs");
-    let config = EngineConfig {
-        n_ctx: Some(check::n_ctx(0)),
-        ..EngineConfig::default()
-    }
-    .on(Device::Gpu(gpu.clone()));
+    let config = built_in_config(Device::Gpu(gpu.clone()));
     let compared = built_in()
-        .and_then(|model| compare_graphs(&model, &config, &gpu).map_err(|error| error.to_string()));
+        .and_then(|model| compare_graphs(&model, &config, gpu).map_err(|error| error.to_string()));
     match compared {
         Ok(Some(found)) => compared_graphs(name, &found),
         Ok(None) => {
@@ -234,15 +216,6 @@ fn built_in() -> Result<Model, String> {
     Model::load(file.into()).map_err(|error| error.to_string())
 }
 
-/// Checks the results of an emulated GPU.
-pub fn emulated(id: DeviceId) -> Check {
-    let config = GpuConfig {
-        id: Some(id),
-        ..GpuConfig::default()
-    };
-    results(&id.to_string(), Device::Gpu(config))
-}
-
 /// Compares the CPU's vector kernels with the scalar ones.
 pub fn results_of_cpu() -> Check {
     match Isa::detect() {
@@ -256,50 +229,82 @@ pub fn results_of_cpu() -> Check {
     }
 }
 
-/// Compares all operations of the built-in model with the scalar reference, in a prompt and in decode.
-fn results(id: &str, device: Device) -> Check {
-    let name = format!("{id} results");
-    let config = EngineConfig {
-        n_ctx: Some(check::n_ctx(0)),
+/// Compares the kernels of a class with the scalar reference.
+pub fn class(id: &str, class: Class, config: &GpuConfig) -> Check {
+    let name = format!("{id} {}", class.name());
+    match class.compare(config) {
+        Ok(Found::Operations(reports)) => compared(id, name, &reports),
+        Ok(Found::Tokens(found)) => match found.n_wrong {
+            0 => {
+                let detail = format!("{} tokens are those of the CPU", found.n_tokens);
+                Check::new(name, Status::Ok, detail)
+            }
+            n => wrong(id, name, format!("{n} of {} tokens differ", found.n_tokens)),
+        },
+        Err(error) => Check::new(name, Status::Failed, error),
+    }
+}
+
+const EXTENT: Extent = Extent::after(0, Coverage::Distinct);
+
+fn built_in_config(device: Device) -> EngineConfig {
+    EngineConfig {
+        n_ctx: Some(EXTENT.n_ctx()),
         ..EngineConfig::default()
     }
-    .on(device);
-    let compared = built_in().and_then(|model| {
-        let n_vocab = model.config.n_vocab as u64;
-        let token = |i: u64| (i * 2_654_435_761 % n_vocab) as TokenId;
-        let tokens: Vec<TokenId> = (0..64).map(token).collect();
-        check::check(&model, &config, &tokens, 0, Coverage::Distinct)
-            .map_err(|error| error.to_string())
+    .on(device)
+}
+
+/// Compares all operations of the built-in model with the scalar reference, in a prompt and in decode.
+pub fn results(id: &str, device: Device) -> Check {
+    let name = format!("{id} results");
+    let config = built_in_config(device);
+    let found = built_in().and_then(|model| {
+        check::check(&model, &config, &tokens(&model), &EXTENT).map_err(|error| error.to_string())
     });
-    let report = match compared {
-        Ok(report) => report,
-        Err(error) => return Check::new(name, Status::Failed, error),
-    };
-    let n = report.checks.len();
-    match report.failures().next() {
+    match found {
+        Ok(report) => compared(id, name, &[report]),
+        Err(error) => Check::new(name, Status::Failed, error),
+    }
+}
+
+/// Returns tokens from all of a model's vocabulary.
+pub fn tokens(model: &Model) -> Vec<TokenId> {
+    let n_vocab = model.config.n_vocab as u64;
+    let token = |i: u64| (i * 2_654_435_761 % n_vocab) as TokenId;
+    (0..64).map(token).collect()
+}
+
+fn compared(id: &str, name: String, reports: &[check::Report]) -> Check {
+    let n: usize = reports.iter().map(|report| report.checks.len()).sum();
+    let failures: Vec<&OpCheck> = reports.iter().flat_map(check::Report::failures).collect();
+    match failures.first() {
         None => Check::new(
             name,
             Status::Ok,
             format!("{n} kinds of operations agree with the reference"),
         ),
-        Some(first) => Check::new(
-            name,
-            Status::Failed,
-            format!(
+        Some(first) => {
+            let detail = format!(
                 "{} of {n} kinds of operations are wrong, first {} ({}, {}): {:.1e} of at most {:.0e}",
-                report.failures().count(),
+                failures.len(),
                 first.op,
                 first.shape,
                 first.format,
                 first.max_rel,
                 first.bound
-            ),
-        )
+            );
+            wrong(id, name, detail)
+        }
+    }
+}
+
+fn wrong(id: &str, name: String, detail: String) -> Check {
+    Check::new(name, Status::Failed, detail)
         .advice(format!(
             "results of {id} are wrong: use another --device, and report it with the output of rocmforge doctor --json"
         ))
-        .fatal(),
-    }
+        .fatal()
 }
 
 #[cfg(test)]

@@ -3,55 +3,55 @@
 
 use std::fs;
 
-use rocmforge_runtime::gpu::Survey;
+use rocmforge_runtime::gpu::{DeviceInfo, Survey};
 
 use super::Root;
 use super::hardware::PciGpu;
 use super::report::{Check, Status};
 use crate::output::size;
 
-/// A line for each GPU of the runtimes or of the PCI bus.
-pub fn memory(root: &Root, gpus: &[PciGpu], survey: &Survey) -> Vec<Check> {
-    let mut checks = Vec::new();
-    for info in &survey.devices {
-        let mut facts = Vec::new();
-        if let Some(address) = &info.pci_address {
-            facts.push(place(root, address));
-        }
-        let free = info
-            .free_bytes
-            .map(|free| format!("{} free of ", size(free)));
-        facts.push(format!(
-            "the runtime says {}{}",
-            free.unwrap_or_default(),
-            size(info.total_bytes)
-        ));
-        facts.extend(
-            info.pci_address
-                .as_ref()
-                .and_then(|address| of_kernel(root, address)),
-        );
-        if info.integrated {
-            facts.extend(of_system(root));
-        }
-        let name = format!("{} memory", info.id);
-        checks.push(Check::new(name, Status::Ok, facts.join("; ")));
+/// The memory of an open device.
+pub fn of_device(root: &Root, info: &DeviceInfo) -> Check {
+    let mut facts = Vec::new();
+    if let Some(address) = &info.pci_address {
+        facts.push(place(root, address));
     }
-    let is_seen = |gpu: &&PciGpu| {
+    let free = info
+        .free_bytes
+        .map(|free| format!("{} free of ", size(free)));
+    facts.push(format!(
+        "the runtime says {}{}",
+        free.unwrap_or_default(),
+        size(info.total_bytes)
+    ));
+    facts.extend(
+        info.pci_address
+            .as_ref()
+            .and_then(|address| of_kernel(root, address)),
+    );
+    if info.integrated {
+        facts.extend(of_system(root));
+    }
+    Check::new(format!("{} memory", info.id), Status::Ok, facts.join("; "))
+}
+
+/// The memory of GPUs on the PCI bus that no runtime lists.
+pub fn of_unlisted(root: &Root, gpus: &[PciGpu], survey: &Survey) -> Vec<Check> {
+    let is_seen = |gpu: &PciGpu| {
         let mut devices = survey.devices.iter();
         devices.any(|info| info.pci_address.as_ref() == Some(&gpu.address))
     };
-    for gpu in gpus.iter().filter(|gpu| !is_seen(gpu)) {
-        if let Some(memory) = of_kernel(root, &gpu.address) {
-            let name = format!("{} memory", gpu.address);
-            let detail = format!(
-                "{}; no runtime lists this GPU; {memory}",
-                place(root, &gpu.address)
-            );
-            checks.push(Check::new(name, Status::Ok, detail));
-        }
-    }
-    checks
+    let unlisted = gpus.iter().filter(|gpu| !is_seen(gpu));
+    let check = |gpu: &PciGpu| {
+        let memory = of_kernel(root, &gpu.address)?;
+        let name = format!("{} memory", gpu.address);
+        let detail = format!(
+            "{}; no runtime lists this GPU; {memory}",
+            place(root, &gpu.address)
+        );
+        Some(Check::new(name, Status::Ok, detail))
+    };
+    unlisted.filter_map(check).collect()
 }
 
 fn folder(address: &str) -> String {
@@ -111,8 +111,6 @@ fn of_system(root: &Root) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_runtime::gpu::DeviceInfo;
-
     use super::*;
     use crate::doctor::hardware::Vendor;
 
@@ -170,8 +168,9 @@ mod tests {
             ..Survey::default()
         };
         let gpus = [gpu("0000:03:00.0"), gpu("0000:c5:00.0")];
-        let lines: Vec<String> = memory(&root, &gpus, &survey)
-            .into_iter()
+        let checks = [of_device(&root, &survey.devices[0])].into_iter();
+        let lines: Vec<String> = checks
+            .chain(of_unlisted(&root, &gpus, &survey))
             .map(|check| format!("{}: {}", check.name, check.detail))
             .collect();
         assert_eq!(
@@ -188,18 +187,13 @@ mod tests {
     fn nothing_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let root = Root(folder.path().into());
-        let survey = Survey {
-            devices: vec![DeviceInfo {
-                pci_address: None,
-                free_bytes: None,
-                ..info("cuda:0", "", true)
-            }],
-            ..Survey::default()
+        let info = DeviceInfo {
+            pci_address: None,
+            free_bytes: None,
+            ..info("cuda:0", "", true)
         };
-        let checks = memory(&root, &[gpu("0000:03:00.0")], &survey);
-        let [check] = &checks[..] else {
-            panic!("{} checks", checks.len());
-        };
-        assert_eq!(check.detail, "the runtime says 16.0 GiB");
+        assert_eq!(of_device(&root, &info).detail, "the runtime says 16.0 GiB");
+        let unlisted = of_unlisted(&root, &[gpu("0000:03:00.0")], &Survey::default());
+        assert_eq!(unlisted, []);
     }
 }

@@ -11,7 +11,11 @@ use crate::program::{Run, command, run};
 
 /// Runs `doctor --json` with this library for `vendor` and none for the other.
 fn doctor(vendor: &Vendor, library: &Path, image: &str) -> Run {
-    let mut command = command(&["doctor", "--json"]);
+    doctor_with(vendor, library, image, &[])
+}
+
+fn doctor_with(vendor: &Vendor, library: &Path, image: &str, flags: &[&str]) -> Run {
+    let mut command = command(&[&["doctor", "--json"], flags].concat());
     for other in VENDORS {
         let library = match other.name == vendor.name {
             true => library,
@@ -96,6 +100,55 @@ fn doctor_names_what_is_wrong() {
             }
             assert_ne!(report["next"], "", "{name}");
         }
+    }
+}
+
+/// Opening an integrated GPU has ended programs. The others are checked nevertheless.
+#[test]
+fn a_driver_that_ends_the_process_is_a_finding() {
+    let Some(image) = image() else { return };
+    let faults = [
+        "-DN_DEVICES=2",
+        "-DINTEGRATED=1",
+        "-DCLOSED=1",
+        "-DARCH=\"gfx1100\"",
+        "-DANY_KERNEL",
+        "-DFREE_BYTES=1<<30",
+        "-DLAUNCH_CODE=701",
+    ];
+    let vendor = &VENDORS[0];
+    let Some(library) = stub(vendor, "doctor-crash", &faults) else {
+        return;
+    };
+    let report = doctor(vendor, &library, &image).ok().json();
+    assert_eq!(report["verdict"], "degraded");
+    let [status, detail] = check(&report, "hip:0");
+    assert_eq!(status, "failed");
+    assert!(detail.contains("signal: 6"), "{detail}");
+    // HIP's multiprocessors are pairs of compute units.
+    let [status, detail] = check(&report, "hip:1");
+    assert!(detail.contains("192 compute units"), "{detail}");
+    assert_eq!(status, "ok");
+    assert_eq!(check(&report, "hip:1 results")[0], "failed");
+    assert_eq!(check(&report, "cpu results")[0], "ok");
+}
+
+#[test]
+fn a_driver_that_never_answers_is_a_finding() {
+    let Some(image) = image() else { return };
+    let hangs = tempfile::NamedTempFile::new().unwrap();
+    let hang_file = format!("-DHANG_FILE=\"{}\"", hangs.path().display());
+    let faults = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30", &hang_file];
+    for vendor in VENDORS {
+        let Some(library) = stub(&vendor, "doctor-hang", &faults) else {
+            return;
+        };
+        let run = doctor_with(&vendor, &library, &image, &["--limit", "30"]);
+        let report = run.ok().json();
+        assert_eq!(check(&report, vendor.device)[0], "ok");
+        let [status, detail] = check(&report, &format!("{} bandwidth", vendor.device));
+        assert_eq!([status, detail], ["failed", "no answer within 30 s"]);
+        assert_eq!(check(&report, "cpu results")[0], "ok");
     }
 }
 
@@ -212,10 +265,9 @@ int open64(const char* path, int flags, unsigned mode) {{ return from("open64", 
     assert_eq!(report["verdict"], "failed");
     let [status, detail] = check(&report, "kernels");
     assert_eq!(status, "failed");
-    let is_first = |image: &&rocmforge_gpu::Image| {
-        detail.contains(&format!("first {} for {}: ", image.module, image.target))
-    };
-    assert!(images.iter().any(|image| is_first(&image)), "{detail}");
+    // The archive begins with the first image.
+    let owner = format!("{} for {} are damaged", images[0].module, images[0].target);
+    assert!(detail.contains(&owner), "{detail}");
 }
 
 #[test]

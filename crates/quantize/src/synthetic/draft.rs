@@ -13,7 +13,7 @@ use crate::mix::ModelFacts;
 use crate::options::QuantizeOptions;
 use crate::plan::{TensorPlan, choose_types};
 
-/// Number of values in a stock.
+/// Most values in a stock.
 const STOCK: usize = 1 << 20;
 /// Maximum length of a run of blocks taken from a stock, in bytes.
 const RUN_BYTES: usize = 64 << 10;
@@ -103,6 +103,12 @@ impl Draft {
         let mut stream = self.writer.stream(out)?;
         let mut random = Random::new(1);
         let mut stocks: HashMap<(GgmlType, u32), Vec<u8>> = HashMap::new();
+        // Equal parts of small tensors are few.
+        let sizes = self
+            .tensors
+            .iter()
+            .map(|tensor| tensor.dims.iter().product());
+        let n_stock = STOCK.min(2 * sizes.max().unwrap_or(0) as usize);
         for (plan, tensor) in self.plans.iter().zip(&self.tensors) {
             let row_len = tensor.dims[0];
             let variance = match tensor.values {
@@ -115,7 +121,9 @@ impl Draft {
             };
             let stock = match stocks.entry((plan.to, variance.to_bits())) {
                 Entry::Occupied(stock) => stock.into_mut(),
-                Entry::Vacant(place) => place.insert(new_stock(plan.to, variance, &mut random)?),
+                Entry::Vacant(place) => {
+                    place.insert(new_stock(plan.to, n_stock, variance, &mut random)?)
+                }
             };
             let block = plan.to.block_bytes();
             let n_stock = stock.len() / block;
@@ -160,12 +168,14 @@ fn vector(tensor: &Tensor, random: &mut Random) -> Vec<u8> {
     (0..n).map(value).flat_map(f32::to_le_bytes).collect()
 }
 
-/// Returns blocks of normally distributed values.
-fn new_stock(ty: GgmlType, variance: f32, random: &mut Random) -> Result<Vec<u8>, Error> {
+/// Returns blocks of about `n` normally distributed values.
+fn new_stock(ty: GgmlType, n: usize, variance: f32, random: &mut Random) -> Result<Vec<u8>, Error> {
     let spread = variance.sqrt();
-    let values: Vec<f32> = (0..STOCK).map(|_| spread * random.normal()).collect();
-    let mut blocks = vec![0; STOCK / ty.block_len() * ty.block_bytes()];
-    quantize_rows(ty, &values, ty.block_len().max(256), None, &mut blocks)?;
+    let row_len = ty.block_len().max(256);
+    let n = n.next_multiple_of(row_len);
+    let values: Vec<f32> = (0..n).map(|_| spread * random.normal()).collect();
+    let mut blocks = vec![0; n / ty.block_len() * ty.block_bytes()];
+    quantize_rows(ty, &values, row_len, None, &mut blocks)?;
     Ok(blocks)
 }
 

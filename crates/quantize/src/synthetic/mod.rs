@@ -18,7 +18,7 @@ use crate::plan::TensorPlan;
 
 pub use draft::{Draft, Tensor, Values};
 pub use named::{SyntheticError, types_of};
-pub use shapes::{SHAPES, Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear};
+pub use shapes::{SHAPES, Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba};
 
 /// A synthetic model to write or open.
 #[derive(Debug)]
