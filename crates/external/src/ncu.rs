@@ -200,6 +200,8 @@ fn details<R: BufRead>(mut table: Table<R>, asked: &[String]) -> Result<Found, E
 pub(super) mod tests {
     use super::*;
 
+    /// `--page raw --csv` as "Page" and "CSV" in the command line options of NVIDIA's Nsight Compute CLI documentation: a row of
+    /// units, then a row per kernel.
     const RAW: &str = include_str!(sample!("ncu-raw"));
 
     #[test]

@@ -156,6 +156,8 @@ fn stats_json(bytes: &[u8], table: StatsReport, times: &mut Times) -> Result<(),
 pub(super) mod tests {
     use super::*;
 
+    /// Columns of `cuda_gpu_kern_sum` in "Statistical Reports Shipped With Nsight Systems" of NVIDIA's Post-Collection Analysis
+    /// Guide, after the messages of `nsys stats`.
     const STATS: &str = include_str!(sample!("nsys-stats"));
 
     #[test]

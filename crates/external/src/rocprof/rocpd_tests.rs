@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use rusqlite::Connection;
 
 use super::fixtures::{
-    AGENTS, CALLS, COPIES, MARKERS, RANGED_CALLS, RANGED_TRACE, ROCPD, ROCPD_COUNTERS,
-    ROCPD_RANGES, ROCPD_RENAMED, ROCPD_TRACE, TO_ROCPD_4, TRACE,
+    AGENTS, CALLS, COPIES, HSA_CALLS, MARKERS, RANGED_CALLS, RANGED_TRACE, ROCPD, ROCPD_COUNTERS,
+    ROCPD_HSA, ROCPD_RANGES, ROCPD_RENAMED, ROCPD_TRACE, TO_ROCPD_4, TRACE,
 };
 use super::*;
 
@@ -35,13 +35,15 @@ fn rocpd_and_csv_give_the_same_result() {
     for (name, text) in [
         ("a_kernel_trace.csv", TRACE),
         ("a_hip_api_trace.csv", CALLS),
+        ("a_hsa_api_trace.csv", HSA_CALLS),
         ("a_memory_copy_trace.csv", COPIES),
         ("a_agent_info.csv", AGENTS),
     ] {
         fs::write(csv.path().join(name), text).unwrap();
     }
     let from_csv = read_results(csv.path()).unwrap();
-    let path = made(db.path(), "pass_1/host/7_results.db", &[ROCPD, ROCPD_TRACE]);
+    let all = [ROCPD, ROCPD_TRACE, ROCPD_HSA];
+    let path = made(db.path(), "pass_1/host/7_results.db", &all);
     // Ignored beside the database, or everything would count twice.
     fs::write(db.path().join("a_kernel_trace.csv"), TRACE).unwrap();
     fs::write(db.path().join("a.pftrace"), "").unwrap();
@@ -49,6 +51,16 @@ fn rocpd_and_csv_give_the_same_result() {
     assert_eq!(from_db.kernels.len(), 2);
     assert_eq!(from_db.kernels, from_csv.kernels);
     assert_eq!(from_db.calls, from_csv.calls);
+    let hsa = from_db
+        .calls
+        .iter()
+        .find(|row| row.name == "hsa_signal_create");
+    assert_eq!(
+        hsa.map(|row| (row.calls, row.total_ms)),
+        Some((2, 0.007)),
+        "{:?}",
+        from_db.calls
+    );
     assert_eq!(from_db.copies, from_csv.copies);
     assert_eq!(from_db.devices, from_csv.devices);
     assert_eq!((from_db.notes.len(), from_db.files.len()), (0, 2));
