@@ -204,24 +204,35 @@ UPDATE "rocpd_kernel_dispatch{}" SET "region_name_id" = 26 WHERE "dispatch_id" =
 UPDATE "rocpd_kernel_dispatch{}" SET "region_name_id" = 28 WHERE "dispatch_id" = 3;
 "#;
 
-/// Turns a database of version 3.0 into one of version 4.0, whose tables of kernels, calls and copies are those of
-/// `rocpd_v4.0_tables.sql` of ROCm's profiler-hub. A range of the whole process has a track without a thread.
+/// Turns a database of version 3.0 into one of version 4: threads and queues are in a table of tracks, categories of events
+/// in one of their own. [`ROCPD_4_0`] or [`ROCPD_4_1`] follows. A range of the whole process has a track without a thread.
 pub(crate) const TO_ROCPD_4: &str = r#"
 CREATE TABLE "rocpd_track{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, "guid" TEXT DEFAULT 'g' NOT NULL,
     "nid" INTEGER NOT NULL, "ppid" INTEGER, "pid" INTEGER, "tid" INTEGER, "agent_id" INTEGER, "queue_id" INTEGER,
     "stream_id" INTEGER, "name_id" INTEGER, "extdata" JSONB DEFAULT '{}' NOT NULL);
-CREATE TABLE "rocpd_timestamp{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, "guid" TEXT DEFAULT 'g' NOT NULL,
-    "value" BIGINT NOT NULL, "phase" INTEGER CHECK ("phase" IN (0, 1, 2)), "track_id" INTEGER);
 INSERT INTO "rocpd_track{}" ("id", "nid", "pid", "agent_id", "queue_id", "stream_id") VALUES (7, 1, 1, 1, 1, 1);
 INSERT INTO "rocpd_track{}" ("nid", "pid", "tid") SELECT DISTINCT "nid", "pid", nullif("tid", 0) FROM "rocpd_region{}";
-INSERT INTO "rocpd_timestamp{}" ("value") SELECT "start" FROM "rocpd_kernel_dispatch{}" UNION
-    SELECT "end" FROM "rocpd_kernel_dispatch{}" UNION SELECT "start" FROM "rocpd_region{}" UNION
-    SELECT "end" FROM "rocpd_region{}" UNION SELECT "start" FROM "rocpd_memory_copy{}" UNION
-    SELECT "end" FROM "rocpd_memory_copy{}" ORDER BY 1 DESC;
+CREATE TABLE "rocpd_info_category{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    "guid" TEXT DEFAULT 'g' NOT NULL, "name" TEXT NOT NULL, "extdata" JSONB DEFAULT '{}' NOT NULL);
+INSERT INTO "rocpd_info_category{}" ("id", "name") SELECT 1000 + "id", "string" FROM "rocpd_string{}"
+    WHERE "id" IN (SELECT "category_id" FROM "rocpd_event{}");
+UPDATE "rocpd_event{}" SET "category_id" = 1000 + "category_id";
 DROP VIEW "rocpd_kernel_dispatch";
+ALTER TABLE "rocpd_event{}" DROP COLUMN "call_stack";
+ALTER TABLE "rocpd_event{}" DROP COLUMN "line_info";
 ALTER TABLE "rocpd_kernel_dispatch{}" RENAME TO "old_dispatch{}";
 ALTER TABLE "rocpd_region{}" RENAME TO "old_region{}";
 ALTER TABLE "rocpd_memory_copy{}" RENAME TO "old_copy{}";
+UPDATE "rocpd_metadata{}" SET "value" = '4' WHERE "tag" = 'schema_version';
+"#;
+
+/// After [`TO_ROCPD_4`], tables of `rocpd_v4.0_tables.sql` of ROCm's profiler-hub: times are in a table of their own.
+pub(crate) const ROCPD_4_0: &str = r#"
+CREATE TABLE "rocpd_timestamp{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, "guid" TEXT DEFAULT 'g' NOT NULL,
+    "value" BIGINT NOT NULL, "phase" INTEGER CHECK ("phase" IN (0, 1, 2)), "track_id" INTEGER);
+INSERT INTO "rocpd_timestamp{}" ("value") SELECT "start" FROM "old_dispatch{}" UNION SELECT "end" FROM "old_dispatch{}"
+    UNION SELECT "start" FROM "old_region{}" UNION SELECT "end" FROM "old_region{}" UNION
+    SELECT "start" FROM "old_copy{}" UNION SELECT "end" FROM "old_copy{}" ORDER BY 1 DESC;
 CREATE TABLE "rocpd_region{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, "guid" TEXT DEFAULT 'g' NOT NULL,
     "track_id" INTEGER NOT NULL, "name_id" INTEGER NOT NULL, "start_id" INTEGER NOT NULL, "end_id" INTEGER NOT NULL,
     "event_id" INTEGER, "extdata" JSONB DEFAULT '{}' NOT NULL);
@@ -252,5 +263,36 @@ INSERT INTO "rocpd_memory_copy{}" ("track_id", "start_id", "end_id", "name_id", 
 DROP TABLE "old_dispatch{}";
 DROP TABLE "old_region{}";
 DROP TABLE "old_copy{}";
-UPDATE "rocpd_metadata{}" SET "value" = '4.0.0' WHERE "tag" = 'schema_version';
+"#;
+
+/// After [`TO_ROCPD_4`], tables of `versions/4.1.0/rocpd_tables.sql` in `source/share/rocprofiler-sdk-rocpd`: times are in the
+/// rows, as in version 3.
+pub(crate) const ROCPD_4_1: &str = r#"
+CREATE TABLE "rocpd_region{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, "guid" TEXT DEFAULT 'g' NOT NULL,
+    "track_id" INTEGER NOT NULL, "name_id" INTEGER NOT NULL, "start" BIGINT NOT NULL, "end" BIGINT NOT NULL,
+    "event_id" INTEGER, "extdata" JSONB DEFAULT '{}' NOT NULL);
+CREATE TABLE "rocpd_kernel_dispatch{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    "guid" TEXT DEFAULT 'g' NOT NULL, "track_id" INTEGER NOT NULL, "kernel_id" INTEGER NOT NULL,
+    "dispatch_id" INTEGER NOT NULL, "start" BIGINT NOT NULL, "end" BIGINT NOT NULL,
+    "private_segment_size" INTEGER, "group_segment_size" INTEGER, "workgroup_size_x" INTEGER NOT NULL,
+    "workgroup_size_y" INTEGER NOT NULL, "workgroup_size_z" INTEGER NOT NULL, "grid_size_x" INTEGER NOT NULL,
+    "grid_size_y" INTEGER NOT NULL, "grid_size_z" INTEGER NOT NULL, "region_name_id" INTEGER, "event_id" INTEGER,
+    "extdata" JSONB DEFAULT '{}' NOT NULL);
+CREATE TABLE "rocpd_memory_copy{}" ("id" INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    "guid" TEXT DEFAULT 'g' NOT NULL, "track_id" INTEGER NOT NULL, "start" BIGINT NOT NULL,
+    "end" BIGINT NOT NULL, "name_id" INTEGER NOT NULL, "dst_agent_id" INTEGER, "dst_address" INTEGER,
+    "src_agent_id" INTEGER, "src_address" INTEGER, "size" INTEGER NOT NULL, "region_name_id" INTEGER,
+    "event_id" INTEGER, "extdata" JSONB DEFAULT '{}' NOT NULL);
+INSERT INTO "rocpd_region{}" ("track_id", "name_id", "start", "end", "event_id") SELECT
+    (SELECT "id" FROM "rocpd_track{}" AS t WHERE t."agent_id" IS NULL AND t."tid" IS nullif(o."tid", 0)), "name_id",
+    "start", "end", "event_id" FROM "old_region{}" AS o;
+INSERT INTO "rocpd_kernel_dispatch{}" ("track_id", "kernel_id", "dispatch_id", "start", "end", "workgroup_size_x",
+    "workgroup_size_y", "workgroup_size_z", "grid_size_x", "grid_size_y", "grid_size_z", "region_name_id", "event_id")
+    SELECT 7, "kernel_id", "dispatch_id", "start", "end", "workgroup_size_x", "workgroup_size_y",
+    "workgroup_size_z", "grid_size_x", "grid_size_y", "grid_size_z", "region_name_id", "event_id" FROM "old_dispatch{}";
+INSERT INTO "rocpd_memory_copy{}" ("track_id", "start", "end", "name_id", "size", "event_id") SELECT 7,
+    "start", "end", "name_id", "size", "event_id" FROM "old_copy{}";
+DROP TABLE "old_dispatch{}";
+DROP TABLE "old_region{}";
+DROP TABLE "old_copy{}";
 "#;

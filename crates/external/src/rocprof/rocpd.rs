@@ -1,9 +1,10 @@
 //! rocprofv3's database, `*_results.db`: rocpd, a SQLite file, which is the default format since ROCm 7.
 //!
 //! Tables and columns are those of `source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql` in rocprofiler-sdk, versions
-//! 3.0.0 to 3.0.5 and 4.1.0, and of `rocpd_v4.0_tables.sql` of ROCm's profiler-hub, where times are in a table of their
-//! own. The name of a table ends with the id of the process that wrote it, and a file may hold several processes. A counter
-//! has a row per hardware instance; they are summed, as in the CSV.
+//! 3.0.0 to 3.0.5 and 4.1.0, and of `rocpd_v4.0_tables.sql` of ROCm's profiler-hub. Since version 4.0, threads and
+//! categories are in tables of their own; in 4.0, times are, too. The name of a table ends with the id of the process that
+//! wrote it, and a file may hold several processes. A counter has a row per hardware instance; they are summed, as in the
+//! CSV.
 //!
 //! A database is code as much as data, so little of SQLite is used: every table is read whole and row by row, without
 //! views, triggers, indexes, joins and conditions. Names are looked up here. SQLite's limits bound the length of a row
@@ -314,13 +315,14 @@ impl<'a> Database<'a> {
             let unit = (!unit.is_empty()).then_some(unit.as_str());
             found.counters.add(name, counter, unit, *value);
         }
-        let names = self.strings(&strings)?;
+        let names = self.texts(&strings, "string")?;
         let regions = table("rocpd_region");
         if let (Some(events), Some(regions)) = (table("rocpd_event"), &regions) {
             let tables = RangeTables {
                 events: &events,
                 regions,
                 tracks: table("rocpd_track"),
+                categories: table("rocpd_info_category"),
                 dispatches: &dispatches,
             };
             self.ranges(&tables, &times, &names, &counted.events, found)?;
@@ -340,9 +342,10 @@ impl<'a> Database<'a> {
         Ok(numbers)
     }
 
-    fn strings(&mut self, table: &str) -> Result<HashMap<i64, String>, ExternalError> {
+    /// Returns the texts of a column by the ids of their rows.
+    fn texts(&mut self, table: &str, column: &str) -> Result<HashMap<i64, String>, ExternalError> {
         let mut names = HashMap::new();
-        self.rows(table, &["id", "string"], |row| {
+        self.rows(table, &["id", column], |row| {
             names.insert(row.whole(0)?, row.text(1)?);
             Ok(())
         })?;
@@ -359,8 +362,13 @@ impl<'a> Database<'a> {
         counted: &HashSet<i64>,
         found: &mut Found,
     ) -> Result<(), ExternalError> {
+        let categories = match &tables.categories {
+            Some(table) => Some(self.texts(table, "name")?),
+            None => None,
+        };
+        let categories = categories.as_ref().unwrap_or(names);
         let is_marker = |category: Option<i64>| {
-            let name = category.and_then(|category| names.get(&category));
+            let name = category.and_then(|category| categories.get(&category));
             name.is_some_and(|name| MARKERS.contains(&name.as_str()))
         };
         let mut messages: HashMap<i64, String> = HashMap::new();
@@ -589,6 +597,7 @@ struct RangeTables<'a> {
     events: &'a str,
     regions: &'a str,
     tracks: Option<String>,
+    categories: Option<String>,
     dispatches: &'a str,
 }
 

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use rusqlite::Connection;
 
 use super::fixtures::{
-    AGENTS, CALLS, COPIES, HSA_CALLS, MARKERS, RANGED_CALLS, RANGED_TRACE, ROCPD, ROCPD_COUNTERS,
-    ROCPD_HSA, ROCPD_RANGES, ROCPD_RENAMED, ROCPD_TRACE, TO_ROCPD_4, TRACE,
+    AGENTS, CALLS, COPIES, HSA_CALLS, MARKERS, RANGED_CALLS, RANGED_TRACE, ROCPD, ROCPD_4_0,
+    ROCPD_4_1, ROCPD_COUNTERS, ROCPD_HSA, ROCPD_RANGES, ROCPD_RENAMED, ROCPD_TRACE, TO_ROCPD_4,
+    TRACE,
 };
 use super::*;
 
@@ -197,33 +198,40 @@ fn samples_over_time_are_no_counters() {
     assert_eq!(found.counters[0].total, Some(4096.0));
 }
 
-/// Times and threads are in tables of their own.
+/// Threads, categories and in version 4.0 times are in tables of their own.
 #[test]
-fn version_4_says_the_same() {
+fn versions_4_0_and_4_1_say_the_same() {
     let dir = tempfile::tempdir().unwrap();
     for (name, rows) in [
-        ("trace", &[ROCPD_TRACE][..]),
+        ("trace", &[ROCPD_TRACE, ROCPD_HSA][..]),
         ("counters", &[ROCPD_COUNTERS]),
         ("ranges", &[ROCPD_RANGES]),
         ("renamed", &[ROCPD_RANGES, ROCPD_RENAMED]),
     ] {
-        let mut statements = [&[ROCPD], rows].concat();
+        let statements = [&[ROCPD], rows].concat();
         let before = made(dir.path(), &format!("{name}_3.db"), &statements);
-        statements.push(TO_ROCPD_4);
-        let path = made(dir.path(), &format!("{name}_4.db"), &statements);
-        let (before, report) = (read_results(&before).unwrap(), read_results(&path).unwrap());
-        assert!(!report.kernels.is_empty(), "{name}");
-        assert_eq!(report.kernels, before.kernels, "{name}");
-        assert_eq!(report.calls, before.calls, "{name}");
-        assert_eq!(report.copies, before.copies, "{name}");
-        assert_eq!(report.counters, before.counters, "{name}");
-        assert_eq!(report.operations, before.operations, "{name}");
-        assert_eq!(report.notes, before.notes, "{name}");
+        let before = read_results(&before).unwrap();
+        assert!(!before.kernels.is_empty(), "{name}");
+        let has_ranges = !matches!(name, "trace" | "counters");
+        assert_eq!(before.operations.is_empty(), !has_ranges, "{name}");
+        for version in [ROCPD_4_0, ROCPD_4_1] {
+            let statements = [&statements[..], &[TO_ROCPD_4, version]].concat();
+            let path = made(dir.path(), &format!("{name}_4.db"), &statements);
+            let report = read_results(&path).unwrap();
+            fs::remove_file(path).unwrap();
+            assert_eq!(report.kernels, before.kernels, "{name}");
+            assert_eq!(report.calls, before.calls, "{name}");
+            assert_eq!(report.copies, before.copies, "{name}");
+            assert_eq!(report.counters, before.counters, "{name}");
+            assert_eq!(report.operations, before.operations, "{name}");
+            assert_eq!(report.notes, before.notes, "{name}");
+        }
     }
     let lost = [
         ROCPD,
         ROCPD_TRACE,
         TO_ROCPD_4,
+        ROCPD_4_0,
         r#"DELETE FROM "rocpd_timestamp{}""#,
     ];
     let path = made(dir.path(), "lost.db", &lost);
