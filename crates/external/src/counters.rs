@@ -77,9 +77,15 @@ impl CounterCategory {
                 "SQ_INSTS_TEX_LOAD",
                 "SQ_INSTS_TEX_STORE",
             ]],
-            // On gfx12 SQ_WAVE_CYCLES is defined but always reads zero: ROCm/rocm-systems, issue 8523.
+            // On gfx12 SQ_WAVE_CYCLES is defined but always reads zero: ROCm/rocm-systems, issue 8523. OccupancyPercent
+            // needs it.
             (C::Waves, Gfx12) => &[&["SQ_WAVES", "SQ_BUSY_CYCLES"]],
-            (C::Waves, _) => &[&["SQ_WAVES", "SQ_WAVE_CYCLES", "SQ_BUSY_CYCLES"]],
+            (C::Waves, _) => &[&[
+                "SQ_WAVES",
+                "SQ_WAVE_CYCLES",
+                "SQ_BUSY_CYCLES",
+                "OccupancyPercent",
+            ]],
             // gfx12 does not define WRITE_SIZE.
             (C::Memory, Gfx12) => &[&["FETCH_SIZE", "GL2C_EA_WRREQ_64B_sum"]],
             // Each is derived from three or four cache counters.

@@ -165,9 +165,8 @@ fn raw<R: BufRead>(mut table: Table<R>, asked: &[String]) -> Result<Found, Exter
             let launch = Launch {
                 ns: time * duration.map_or(1.0, |at| ns_per(unit(at))),
                 // The command asks for the base units.
-                bytes: value(read)
-                    .zip(value(written))
-                    .map(|(read, written)| read + written),
+                read_bytes: value(read),
+                written_bytes: value(written),
                 l2_hit_percent: value(l2_hit),
                 occupancy_percent: value(occupancy),
             };

@@ -623,7 +623,7 @@ mod tests {
             (Some((0, 6)), "csv"),
             (Some((1, 0)), "rocpd"),
         ] {
-            // What tells of which range a kernel is.
+            // What tells of which range a kernel is, also one that is counted.
             let (calls, names) = match format {
                 "rocpd" => ("", "--kernel-rename "),
                 _ => ("--hip-trace ", ""),
@@ -631,14 +631,22 @@ mod tests {
             let request = Request {
                 version,
                 traces: vec![Trace::Copies, Trace::Hsa, Trace::Markers],
+                counters: vec!["FETCH_SIZE".to_string()],
                 ..request(Tool::Rocprofv3)
             };
+            let counted = match names {
+                "" => "",
+                _ => "--marker-trace --kernel-rename ",
+            };
+            let end = format!("--output-format {format} -d out -o rocmforge");
             assert_eq!(
                 printed(&request),
-                [format!(
-                    "rocprofv3 --kernel-trace {calls}--hsa-trace --memory-copy-trace --marker-trace {names}\
-                     --output-format {format} -d out -o rocmforge -- app"
-                )]
+                [
+                    format!(
+                        "rocprofv3 --kernel-trace {calls}--hsa-trace --memory-copy-trace --marker-trace {names}{end} -- app"
+                    ),
+                    format!("rocprofv3 {counted}--pmc FETCH_SIZE {end}_pmc1 -- app"),
+                ]
             );
         }
         let older = Request {

@@ -204,6 +204,27 @@ UPDATE "rocpd_kernel_dispatch{}" SET "region_name_id" = 26 WHERE "dispatch_id" =
 UPDATE "rocpd_kernel_dispatch{}" SET "region_name_id" = 28 WHERE "dispatch_id" = 3;
 "#;
 
+/// The dispatches of [`ROCPD_RENAMED`] in a run that counts what the cache fetches and finds, written as
+/// `insert_pmc_event_data` of `source/lib/output/generateRocpd.cpp` does. Counted dispatches have the names of ranges, too:
+/// `test_queue_thread_gpu_and_kernel_rename_contexts` of rocprofiler-sdk's tests of counters.
+pub(crate) const ROCPD_COUNTED_READS: &str = r#"
+INSERT INTO "rocpd_info_pmc{}" ("id", "nid", "pid", "name", "symbol") VALUES (5, 1, 1, 'FETCH_SIZE', 'FETCH_SIZE'),
+    (6, 1, 1, 'GL2C_HIT_sum', 'GL2C_HIT_sum'), (7, 1, 1, 'GL2C_MISS_sum', 'GL2C_MISS_sum'),
+    (8, 1, 1, 'OccupancyPercent', 'OccupancyPercent');
+INSERT INTO "rocpd_pmc_event{}" ("event_id", "pmc_id", "value") VALUES
+    (204, 5, 1000.0), (204, 6, 30.0), (204, 7, 10.0), (204, 8, 40.0), (206, 5, 125.0), (206, 6, 0.0), (206, 7, 8.0),
+    (206, 8, 4.0), (207, 5, 2.0), (207, 6, 1.0), (207, 7, 1.0), (207, 8, 0.0), (208, 5, 0.0), (208, 6, 0.0), (208, 7, 0.0),
+    (208, 8, 1.0), (210, 5, 512.0), (210, 6, 0.0), (210, 7, 1.0), (210, 8, 1.0);
+"#;
+
+/// The same in a run that counts writes, and a counter that never counts.
+pub(crate) const ROCPD_COUNTED_WRITES: &str = r#"
+INSERT INTO "rocpd_info_pmc{}" ("id", "nid", "pid", "name", "symbol") VALUES (5, 1, 1, 'WRITE_SIZE', 'WRITE_SIZE'),
+    (6, 1, 1, 'OccupancyPercent', 'OccupancyPercent');
+INSERT INTO "rocpd_pmc_event{}" ("event_id", "pmc_id", "value") VALUES (204, 5, 80.0), (204, 6, 0.0), (206, 5, 10.0),
+    (206, 6, 0.0), (207, 5, 2.0), (207, 6, 0.0), (208, 5, 1.0), (208, 6, 0.0), (210, 5, 512.0), (210, 6, 0.0);
+"#;
+
 /// Turns a database of version 3.0 into one of version 4: threads and queues are in a table of tracks, categories of events
 /// in one of their own. [`ROCPD_4_0`] or [`ROCPD_4_1`] follows. A range of the whole process has a track without a thread.
 pub(crate) const TO_ROCPD_4: &str = r#"

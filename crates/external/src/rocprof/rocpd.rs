@@ -21,7 +21,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Row};
 
 use super::ranges::Ranges;
-use super::{Found, TOOL, csv};
+use super::{Found, TOOL, csv, launch};
 use crate::error::ExternalError;
 use crate::process::printable;
 use crate::table::Launch;
@@ -325,7 +325,7 @@ impl<'a> Database<'a> {
                 categories: table("rocpd_info_category"),
                 dispatches: &dispatches,
             };
-            self.ranges(&tables, &times, &names, &counted.events, found)?;
+            self.ranges(&tables, &times, &names, &counted, found)?;
         }
         self.host(&names, &times, regions, table("rocpd_memory_copy"), found)
     }
@@ -352,14 +352,14 @@ impl<'a> Database<'a> {
         Ok(names)
     }
 
-    /// Sums kernels by the ranges that they were launched in, except those of the events in `counted`. An event has the
-    /// correlation id (`stack_id`) of a call or a kernel, and the name of a range (`extdata`).
+    /// Sums kernels by the ranges that they were launched in. An event has the correlation id (`stack_id`) of a call or a
+    /// kernel, and the name of a range (`extdata`). Those that were counted belong to the range that the tool names.
     fn ranges(
         &mut self,
         tables: &RangeTables<'_>,
         times: &Times,
         names: &HashMap<i64, String>,
-        counted: &HashSet<i64>,
+        counted: &Counted,
         found: &mut Found,
     ) -> Result<(), ExternalError> {
         let categories = match &tables.categories {
@@ -423,14 +423,18 @@ impl<'a> Database<'a> {
         let mut is_named = false;
         let columns = ["event_id", start, end, "region_name_id"];
         self.rows(tables.dispatches, &columns, |row| {
-            let event = row.maybe(0)?;
-            if event.is_some_and(|event| counted.contains(&event)) {
+            let (event, ns) = (row.maybe(0)?, times.span(row, 1)?.ns);
+            let number = row.maybe(3)?.unwrap_or_default();
+            let name = names.get(&number).filter(|name| !name.is_empty());
+            if let Some(event) = event.filter(|event| counted.events.contains(event)) {
+                if let Some(name) = name {
+                    let launch = launch::launch(ns, |counter| counted.value(event, counter));
+                    found.counted_operations.add(name, launch);
+                }
                 return Ok(());
             }
-            let ns = times.span(row, 1)?.ns;
-            let name = row.maybe(3)?.unwrap_or_default();
-            is_named |= names.get(&name).is_some_and(|name| !name.is_empty());
-            named.push((name, ns));
+            is_named |= name.is_some();
+            named.push((number, ns));
             let correlation = event.and_then(|event| correlations.get(&event));
             ranges.kernel(correlation.copied().unwrap_or(NO_CALL), ns);
             Ok(())
@@ -484,8 +488,12 @@ impl<'a> Database<'a> {
             let (Some(event), None) = (row.maybe(0)?, sample) else {
                 return Ok(());
             };
+            let (counter, value) = (row.whole(1)?, row.number(2)?);
             counted.events.insert(event);
-            *counted.sums.entry((event, row.whole(1)?)).or_default() += row.number(2)?;
+            *counted.sums.entry((event, counter)).or_default() += value;
+            if value != 0.0 {
+                counted.counting.insert(counter);
+            }
             Ok(())
         })?;
         Ok(counted)
@@ -652,6 +660,20 @@ struct Counted {
     /// Values by event and counter.
     sums: BTreeMap<(i64, i64), f64>,
     events: HashSet<i64>,
+    /// The counters that are not zero everywhere.
+    counting: HashSet<i64>,
+}
+
+impl Counted {
+    /// Returns what a counter has for an event; `None` also if it never counts.
+    fn value(&self, event: i64, counter: &str) -> Option<f64> {
+        let values = self.sums.range((event, i64::MIN)..=(event, i64::MAX));
+        let mut values = values.filter(|((_, id), _)| {
+            let name = self.names.get(id).map(|(name, _)| name.as_str());
+            name == Some(counter) && self.counting.contains(id)
+        });
+        values.next().map(|(_, value)| *value)
+    }
 }
 
 /// The values of a row.

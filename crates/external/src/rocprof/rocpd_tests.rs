@@ -6,8 +6,8 @@ use rusqlite::Connection;
 
 use super::fixtures::{
     AGENTS, CALLS, COPIES, HSA_CALLS, MARKERS, RANGED_CALLS, RANGED_TRACE, ROCPD, ROCPD_4_0,
-    ROCPD_4_1, ROCPD_COUNTERS, ROCPD_HSA, ROCPD_RANGES, ROCPD_RENAMED, ROCPD_TRACE, TO_ROCPD_4,
-    TRACE,
+    ROCPD_4_1, ROCPD_COUNTED_READS, ROCPD_COUNTED_WRITES, ROCPD_COUNTERS, ROCPD_HSA, ROCPD_RANGES,
+    ROCPD_RENAMED, ROCPD_TRACE, TO_ROCPD_4, TRACE,
 };
 use super::*;
 
@@ -207,6 +207,10 @@ fn versions_4_0_and_4_1_say_the_same() {
         ("counters", &[ROCPD_COUNTERS]),
         ("ranges", &[ROCPD_RANGES]),
         ("renamed", &[ROCPD_RANGES, ROCPD_RENAMED]),
+        (
+            "counted",
+            &[ROCPD_RANGES, ROCPD_RENAMED, ROCPD_COUNTED_READS],
+        ),
     ] {
         let statements = [&[ROCPD], rows].concat();
         let before = made(dir.path(), &format!("{name}_3.db"), &statements);
@@ -237,6 +241,58 @@ fn versions_4_0_and_4_1_say_the_same() {
     let path = made(dir.path(), "lost.db", &lost);
     let error = read_results(&path).unwrap_err().to_string();
     assert!(error.contains("start_id is no timestamp"), "{error}");
+}
+
+/// A run has the times, and two others the counters.
+#[test]
+fn counters_of_launches_are_summed_by_operation() {
+    let dir = tempfile::tempdir().unwrap();
+    let ranges = [ROCPD, ROCPD_RANGES, ROCPD_RENAMED];
+    let with = |counters| [&ranges[..], &[counters]].concat();
+    made(dir.path(), "a_results.db", &ranges);
+    made(dir.path(), "a_pmc1_results.db", &with(ROCPD_COUNTED_READS));
+    let rates = |report: &ToolReport| -> Vec<_> {
+        let rows = report.operations.iter().map(|row| {
+            let name = row.name.split(' ').next().unwrap().to_string();
+            let rates = (row.gb_s, row.l2_hit_percent, row.occupancy_percent);
+            (name, row.launches, rates)
+        });
+        rows.collect()
+    };
+    let row = |name: &str, launches, rates| (name.to_string(), launches, rates);
+    let read = read_results(dir.path()).unwrap();
+    // 40 % for 8 us and 4 % for 1 us; 75 % and 0 % of hits.
+    let (hits, occupancy) = (Some(600.0 / 9.0), Some(324.0 / 9.0));
+    assert_eq!(
+        rates(&read),
+        [
+            row("matmul", 2, (None, hits, occupancy)),
+            row("rms_norm", 1, (None, Some(50.0), Some(0.0))),
+            // It found nothing, and missed nothing.
+            row("step", 1, (None, None, Some(1.0))),
+        ]
+    );
+    made(dir.path(), "a_pmc2_results.db", &with(ROCPD_COUNTED_WRITES));
+    let both = read_results(dir.path()).unwrap();
+    // KiB, of 9 us, 2 us and 1 us.
+    let gb_s = |read: f64, written: f64, us: f64| Some((read + written) * 1.024 / us);
+    assert_eq!(
+        rates(&both),
+        [
+            row("matmul", 2, (gb_s(1125.0, 90.0, 9.0), hits, occupancy)),
+            row("rms_norm", 1, (gb_s(2.0, 2.0, 2.0), Some(50.0), Some(0.0))),
+            row("step", 1, (gb_s(0.0, 1.0, 1.0), None, Some(1.0))),
+        ]
+    );
+    // The times are those of the run that does not count.
+    assert_eq!(operations(&both), operations(&read));
+    assert_eq!(both.operations[0].total_ms, 0.009);
+    // Without it, those of the launches that were counted.
+    fs::remove_file(dir.path().join("a_results.db")).unwrap();
+    fs::remove_file(dir.path().join("a_pmc2_results.db")).unwrap();
+    let counted = read_results(dir.path()).unwrap();
+    assert_eq!(rates(&counted), rates(&read));
+    assert_eq!(operations(&counted), operations(&read));
 }
 
 /// A merged file has the tables of several processes.
