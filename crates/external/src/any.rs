@@ -1,6 +1,8 @@
 //! Runs every parser on arbitrary bytes; the fuzz target (`crates/fuzz`). Samples of the tools' output are in
 //! `fuzz/seeds/external`; the parsers' tests read them too.
 
+use std::collections::HashSet;
+
 use super::amd_smi;
 use super::ncu;
 use super::nsys::{self, StatsFormat, StatsReport};
@@ -28,7 +30,9 @@ pub fn read_any(bytes: &[u8]) {
     let _ = perf::parse_stat(bytes);
     let _ = perf::read_report(bytes, &mut times);
     let _ = amd_smi::parse_metric(bytes);
-    let _ = rocprof_compute::read_times(bytes, "any", &mut times);
+    let mut seen = HashSet::new();
+    let _ = rocprof_compute::read_times(bytes, "any", &mut times, &mut seen);
+    let _ = rocprof_compute::read_packed(bytes, "any", &mut times, &mut seen);
     let _ = times.rows();
     rocprof::read_any(bytes);
 }

@@ -15,7 +15,7 @@ use super::process::{self, Captured, Limits};
 use super::rocprof::{self, OutputFormat, ProfilingConfig, RocprofSession, avail};
 use super::rocprof_compute::{self, RocprofCompute, Target};
 use super::sampler::{self, Sampler, Source};
-use super::table::{TimeRow, Times, ToolReport};
+use super::table::{Times, ToolReport};
 use super::tools::{self, Tool};
 use super::{amd_smi, diagnosis, files, ncu, perf};
 
@@ -165,7 +165,7 @@ impl Request {
         match tool {
             Tool::Rocprofv3 => rocprof::read_results(path),
             Tool::RocprofCompute => {
-                let kernels = rocprof_compute_times(path)?;
+                let kernels = rocprof_compute::read(path)?;
                 not_empty(
                     tool,
                     path,
@@ -525,7 +525,7 @@ impl Runs<'_> {
         for command in self.request.commands()? {
             self.run(&command)?;
         }
-        let kernels = rocprof_compute_times(workload.path())?;
+        let kernels = rocprof_compute::read(workload.path())?;
         self.notes.push(format!(
             "the tables of `rocprof-compute analyze` are in {}",
             self.log.display()
@@ -571,22 +571,6 @@ fn not_empty(tool: Tool, dir: &Path, report: ToolReport) -> Result<ToolReport, E
             },
         }),
     }
-}
-
-/// Reads the times of kernels in a file, or below the folder of a workload of rocprof-compute.
-fn rocprof_compute_times(path: &Path) -> Result<Vec<TimeRow>, ExternalError> {
-    let mut times = Times::default();
-    let files = match path.is_file() {
-        true => vec![path.to_path_buf()],
-        false => files::below(path)?,
-    };
-    for file in files {
-        if file == path || file.ends_with("pmc_perf.csv") {
-            let what = file.display().to_string();
-            rocprof_compute::read_times(files::open(&file)?, &what, &mut times)?;
-        }
-    }
-    Ok(times.rows())
 }
 
 #[cfg(all(test, unix))]
@@ -745,6 +729,14 @@ mod tests {
         assert_eq!((found.kernels.len(), found.files.len()), (2, 1));
         let none = Request::read(Tool::RocprofCompute, dir.path()).unwrap_err();
         assert!(none.to_string().contains("saw no kernel"), "{none}");
+        let table = "Dispatch_ID,Kernel_Name,Start_Timestamp,End_Timestamp\n0,gemv,1000,3000\n";
+        fs::write(dir.path().join("pmc_perf.csv"), table).unwrap();
+        let found = Request::read(Tool::RocprofCompute, dir.path()).unwrap();
+        let first = &found.kernels[0];
+        assert_eq!(
+            (first.name.as_str(), first.mean_us, found.files.len()),
+            ("gemv", 2.0, 2)
+        );
         let error = Request::read(Tool::Ncu, dir.path())
             .unwrap_err()
             .to_string();
