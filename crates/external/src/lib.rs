@@ -48,5 +48,6 @@ pub use counters::{CounterCategory, GpuFamily};
 pub use error::ExternalError;
 pub use request::{Request, Trace};
 pub use rocprof::{ProfilingConfig, RocprofSession};
+pub use rocprof_compute::Roofline;
 pub use table::{CounterRow, OperationRow, TimeRow, ToolReport};
 pub use tools::{Tool, available_tools};

@@ -13,7 +13,7 @@ use super::error::ExternalError;
 use super::nsys::{self, StatsFormat, StatsReport};
 use super::process::{self, Captured, Limits};
 use super::rocprof::{self, OutputFormat, ProfilingConfig, RocprofSession, avail};
-use super::rocprof_compute::{self, RocprofCompute, Target};
+use super::rocprof_compute::{self, RocprofCompute, Roofline, Target};
 use super::sampler::{self, Sampler, Source};
 use super::table::{Times, ToolReport};
 use super::tools::{self, Tool};
@@ -85,6 +85,8 @@ pub struct Request {
     pub counters: Vec<String>,
     /// What rocprofv3 traces beside kernels; none stands for HIP calls.
     pub traces: Vec<Trace>,
+    /// Whether rocprof-compute measures the hardware's limits too.
+    pub roofline: Roofline,
     /// The GPU that amd-smi or nvidia-smi observes: its number there, PCI address or UUID; the first if `None`.
     pub gpu: Option<String>,
     /// Family of the AMD GPU, which decides counter names.
@@ -236,6 +238,12 @@ impl Request {
                 self.tool.name()
             )));
         }
+        if self.roofline != Roofline::Without && self.tool != Tool::RocprofCompute {
+            return Err(ExternalError::BadRequest(format!(
+                "{} measures no roofline; rocprof-compute does",
+                self.tool.name()
+            )));
+        }
         if let Some(gpu) = &self.gpu {
             if !matches!(self.tool, Tool::AmdSmi | Tool::NvidiaSmi) {
                 return Err(ExternalError::BadRequest(format!(
@@ -333,6 +341,7 @@ impl Request {
     fn rocprof_compute(&self) -> RocprofCompute {
         RocprofCompute::new(NAME, self.dir.join("rocprof-compute"))
             .with_target(Target::of_version(self.version))
+            .with_roofline(self.roofline)
     }
 }
 
@@ -589,6 +598,7 @@ mod tests {
             categories: Vec::new(),
             counters: Vec::new(),
             traces: Vec::new(),
+            roofline: Roofline::Without,
             gpu: None,
             family: None,
             timeout: None,
@@ -639,7 +649,18 @@ mod tests {
         };
         assert!(printed(&older)[0].contains("profile -n rocmforge -p out/rocprof-compute"));
         let newer = request(Tool::RocprofCompute);
-        assert!(printed(&newer)[0].contains("profile --output-directory out/rocprof-compute"));
+        assert_eq!(
+            printed(&newer)[0],
+            "rocprof-compute profile --output-directory out/rocprof-compute --no-roof -- app"
+        );
+        let roofline = Request {
+            roofline: Roofline::With,
+            ..newer
+        };
+        assert_eq!(
+            printed(&roofline)[0],
+            "rocprof-compute profile --output-directory out/rocprof-compute -- app"
+        );
         let dir = tempfile::tempdir().unwrap();
         let program = script(
             dir.path(),
@@ -678,6 +699,12 @@ mod tests {
         };
         let error = traces.commands().unwrap_err().to_string();
         assert!(error.contains("nsys has no choice of traces"), "{error}");
+        let roofline = Request {
+            roofline: Roofline::With,
+            ..request(Tool::Rocprofv3)
+        };
+        let error = roofline.commands().unwrap_err().to_string();
+        assert!(error.contains("rocprofv3 measures no roofline"), "{error}");
         let error = "hsu".parse::<Trace>().unwrap_err().to_string();
         assert!(error.contains("'hsu'; known: hip, hsa, copies"), "{error}");
     }
