@@ -9,7 +9,7 @@ use super::nsys::{self, StatsFormat, StatsReport};
 use super::perf;
 use super::rocprof;
 use super::rocprof_compute;
-use super::table::Times;
+use super::table::{Operations, Times};
 
 /// Fusion `bytes` to every parser. A parser may return an error; it must not panic, hang or use unbounded memory.
 pub fn read_any(bytes: &[u8]) {
@@ -19,6 +19,9 @@ pub fn read_any(bytes: &[u8]) {
             let _ = nsys::read_stats(bytes, table, format, &mut times);
         }
     }
+    let mut operations = Operations::default();
+    let _ = nsys::read_operations(bytes, &mut operations);
+    let _ = operations.rows();
     let metrics = ["dram__bytes_read.sum".into()];
     if let Ok(found) = ncu::read(bytes, "any", &metrics) {
         let _ = (

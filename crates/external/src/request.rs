@@ -15,7 +15,7 @@ use super::process::{self, Captured, Limits};
 use super::rocprof::{self, OutputFormat, ProfilingConfig, RocprofSession, avail};
 use super::rocprof_compute::{self, RocprofCompute, Roofline, Target};
 use super::sampler::{self, Sampler, Source};
-use super::table::{Times, ToolReport};
+use super::table::{Operations, Times, ToolReport};
 use super::tools::{self, Tool};
 use super::{amd_smi, diagnosis, files, ncu, perf};
 
@@ -123,6 +123,11 @@ impl Request {
                 nsys::profile(&self.file(""), app, args),
                 nsys::stats(&self.file(""), StatsReport::Kernels, StatsFormat::Csv),
                 nsys::stats(&self.file(""), StatsReport::Calls, StatsFormat::Csv),
+                nsys::stats(
+                    &self.file(""),
+                    StatsReport::KernelsInRanges,
+                    StatsFormat::Csv,
+                ),
             ],
             Tool::Ncu => {
                 let metrics = self.names(|category| Ok(category.of_nvidia()))?;
@@ -447,9 +452,26 @@ impl Runs<'_> {
             let done = self.run(&nsys::stats(&request.file(""), table, StatsFormat::Csv))?;
             nsys::read_stats(&done.stdout, table, StatsFormat::Csv, times)?;
         }
+        let mut operations = Operations::default();
+        let ranges = nsys::stats(
+            &request.file(""),
+            StatsReport::KernelsInRanges,
+            StatsFormat::Csv,
+        );
+        let read = match self.run(&ranges) {
+            Ok(done) => nsys::read_operations(&done.stdout, &mut operations),
+            Err(error @ ExternalError::Cancelled { .. }) => return Err(error),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = read {
+            self.notes.push(format!(
+                "kernels are not summed by operation, which needs a newer nsys: {error}"
+            ));
+        }
         self.not_empty(ToolReport {
             kernels: kernels.rows(),
             calls: calls.rows(),
+            operations: operations.rows(),
             ..ToolReport::default()
         })
     }

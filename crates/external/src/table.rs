@@ -252,6 +252,13 @@ impl Operations {
             .add(by_time(launch.occupancy_percent), ns);
     }
 
+    /// Adds the sum of several launches.
+    pub(super) fn add_sum(&mut self, name: &str, launches: u64, ns: f64) {
+        let operation = entry(&mut self.0, name);
+        operation.launches = operation.launches.saturating_add(launches);
+        operation.ns += ns;
+    }
+
     /// Adds what other runs counted of these operations. If there are none, those of the other runs take their place.
     pub(super) fn counted_in(mut self, runs: Operations) -> Operations {
         if self.0.is_empty() {

@@ -255,10 +255,15 @@ fn reads_nsys_and_ncu() {
         "Time (%),Total Time (ns),Num Calls,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n\
          100.0,2000000,10,200000.0,2.0,1,2,0.1,cuGraphLaunch\n",
     );
+    let ranges = tools.file(
+        "r.csv",
+        "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n\
+         80.0,4000000,400,10000.0,9984.0,9600,12000,310.2,:matmul ffn_up/matvec_2_1\n",
+    );
     tools.script(
         "nsys",
         &format!(
-            "case \"$*\" in *cuda_gpu_kern_sum*) cat {kernels};; *cuda_api_sum*) cat {calls};; esac"
+            "case \"$*\" in *nvtx-name*) cat {ranges};; *cuda_gpu_kern_sum*) cat {kernels};; *cuda_api_sum*) cat {calls};; esac"
         ),
     );
     let found = tools
@@ -269,6 +274,8 @@ fn reads_nsys_and_ncu() {
     assert_eq!(report["kernels"][0]["calls"], 400);
     assert_eq!(report["kernels"][0]["share"], 0.8);
     assert_eq!(report["calls"][0]["name"], "cuGraphLaunch");
+    assert_eq!(report["operations"][0]["name"], "matmul ffn_up");
+    assert_eq!(report["operations"][0]["launches"], 400);
 
     let ncu = tools.file(
         "n.csv",
