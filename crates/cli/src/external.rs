@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use rocmforge_external::tools::FORMER;
 use rocmforge_external::{
-    CounterCategory, CounterRow, ExternalError, GpuFamily, OperationRow, Request, TimeRow, Tool,
-    ToolReport, Trace, available_tools,
+    CounterCategory, CounterRow, ExternalError, GpuFamily, OperationRow, Request, Roofline,
+    TimeRow, Tool, ToolReport, Trace, available_tools,
 };
 use rocmforge_gguf::escape_control;
 use rocmforge_runtime::gpu;
@@ -110,6 +110,10 @@ fn request(args: &ExternalArgs) -> Result<Request, ExternalError> {
         categories,
         counters: args.pmc.clone(),
         traces,
+        roofline: match args.roofline {
+            true => Roofline::With,
+            false => Roofline::Without,
+        },
         gpu: args.gpu.clone(),
         family,
         timeout: Some(args.timeout),

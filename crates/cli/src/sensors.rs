@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::Device;
 use rocmforge_external::ExternalError;
-use rocmforge_external::sampler::{EVERY, Sampler, Source};
+use rocmforge_external::sampler::{EVERY, Places, Sampler, Source};
 use rocmforge_gpu::DeviceId;
 use rocmforge_profile::schema::Utilization;
 
@@ -21,7 +21,8 @@ pub fn of(device: &Device) -> Option<(String, Result<Source, ExternalError>)> {
     };
     let id = gpu.id.filter(|id| !matches!(id, DeviceId::Host(_)))?;
     let name = id.to_string();
-    let source = Source::of_backend(&name, 1, &|name| std::env::var(name).ok());
+    let address = rocmforge_gpu::pci_address(id, &gpu.open);
+    let source = Source::of_gpu(&name, address.as_deref(), &Places::default());
     Some((name, source))
 }
 
@@ -54,6 +55,8 @@ pub fn while_running<E>(
 mod tests {
     use std::fs;
 
+    use rocmforge_external::sysfs;
+
     use super::*;
 
     #[test]
@@ -69,10 +72,7 @@ mod tests {
         ] {
             fs::write(device.join(file), text).unwrap();
         }
-        let source = Source::Sysfs {
-            root: root.path().to_path_buf(),
-            card: 0,
-        };
+        let source = Source::Sysfs(sysfs::cards(root.path()).remove(0));
         let started = Instant::now();
         let mut runs = Vec::new();
         let found = while_running(&source, || {

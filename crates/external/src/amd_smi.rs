@@ -142,6 +142,8 @@ fn number(value: &Value) -> Option<f64> {
 pub(super) mod tests {
     use super::*;
 
+    /// A card of version 26: keys and units of `metric_gpu` in `amdsmi_cli/subcommands/metric.py` of AMD SMI, and of the
+    /// samples of `amd-smi metric --json` in its changelog.
     pub(crate) const METRIC: &str = include_str!(sample!("amd-smi-metric"));
 
     #[test]

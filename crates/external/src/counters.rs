@@ -1,8 +1,10 @@
 //! Hardware counters by category, under the vendors' names.
 //!
 //! AMD names come from rocprofiler-sdk's counter definitions (ROCm 7) for the architectures of a family. Counters that
-//! a family does not define, or that always read zero on it, are omitted. A run can collect at most eight counters of
-//! the sequencer (SQ), four of the cache and two of GRBM. NVIDIA names are Nsight Compute's; those of a CPU are perf's
+//! a family does not define are omitted, and on gfx12 those that need SQ_WAVE_CYCLES, which reads zero there. Others
+//! may read zero too: gfx10 to gfx12 count only in a stable power state (README of rocprofiler-sdk). They are asked for; a
+//! counter that reads zero for every kernel is reported as unavailable. A run can collect at most eight counters of the
+//! sequencer (SQ), four of the cache and two of GRBM. NVIDIA names are Nsight Compute's; those of a CPU are perf's
 //! generic events.
 
 use std::str::FromStr;
@@ -77,9 +79,15 @@ impl CounterCategory {
                 "SQ_INSTS_TEX_LOAD",
                 "SQ_INSTS_TEX_STORE",
             ]],
-            // On gfx12 SQ_WAVE_CYCLES is defined but always reads zero: ROCm/rocm-systems, issue 8523.
+            // On gfx12 SQ_WAVE_CYCLES is defined but always reads zero: ROCm/rocm-systems, issue 8523. OccupancyPercent
+            // needs it.
             (C::Waves, Gfx12) => &[&["SQ_WAVES", "SQ_BUSY_CYCLES"]],
-            (C::Waves, _) => &[&["SQ_WAVES", "SQ_WAVE_CYCLES", "SQ_BUSY_CYCLES"]],
+            (C::Waves, _) => &[&[
+                "SQ_WAVES",
+                "SQ_WAVE_CYCLES",
+                "SQ_BUSY_CYCLES",
+                "OccupancyPercent",
+            ]],
             // gfx12 does not define WRITE_SIZE.
             (C::Memory, Gfx12) => &[&["FETCH_SIZE", "GL2C_EA_WRREQ_64B_sum"]],
             // Each is derived from three or four cache counters.

@@ -103,7 +103,7 @@ mod tests {
                 &[
                     "--kernel-trace --output-format csv -d d -o rocmforge -- app",
                     "--pmc GRBM_COUNT GRBM_GUI_ACTIVE SQ_BUSY_CYCLES --output-format csv -d d -o rocmforge_pmc1 -- app",
-                    "--pmc SQ_WAVES SQ_WAVE_CYCLES SQ_BUSY_CYCLES --output-format csv -d d -o rocmforge_pmc2 -- app",
+                    "--pmc SQ_WAVES SQ_WAVE_CYCLES SQ_BUSY_CYCLES OccupancyPercent --output-format csv -d d -o rocmforge_pmc2 -- app",
                     "--pmc SQ_INSTS_VALU SQ_INSTS_SALU SQ_INSTS_SMEM SQ_INSTS_TEX_LOAD SQ_INSTS_TEX_STORE --output-format csv -d d -o rocmforge_pmc3 -- app",
                 ],
             ),

@@ -5,8 +5,8 @@
 //! tools and returns a [`ToolReport`]; [`RocprofSession`] and the other modules have each tool's commands and parsers,
 //! [`helpers`] ready-made sessions. [`sampler`] measures how busy a device is.
 //!
-//! Flags and formats follow the tools' documentation: rocprofiler-sdk of ROCm 6.2 to 10, AMD SMI 24 to 27,
-//! rocprof-compute 3, Nsight Systems and Nsight Compute 2022 to 2025, perf 6.
+//! Flags and formats follow the tools' documentation: rocprofiler-sdk and rocprof-compute of ROCm 6.2 to 10, AMD SMI 24 to
+//! 27, Nsight Systems and Nsight Compute 2022 to 2025, perf 6.
 #![forbid(unsafe_code)]
 
 /// Path of a sample of a tool's output, among the fuzzers' seeds.
@@ -48,5 +48,6 @@ pub use counters::{CounterCategory, GpuFamily};
 pub use error::ExternalError;
 pub use request::{Request, Trace};
 pub use rocprof::{ProfilingConfig, RocprofSession};
+pub use rocprof_compute::Roofline;
 pub use table::{CounterRow, OperationRow, TimeRow, ToolReport};
 pub use tools::{Tool, available_tools};

@@ -165,9 +165,8 @@ fn raw<R: BufRead>(mut table: Table<R>, asked: &[String]) -> Result<Found, Exter
             let launch = Launch {
                 ns: time * duration.map_or(1.0, |at| ns_per(unit(at))),
                 // The command asks for the base units.
-                bytes: value(read)
-                    .zip(value(written))
-                    .map(|(read, written)| read + written),
+                read_bytes: value(read),
+                written_bytes: value(written),
                 l2_hit_percent: value(l2_hit),
                 occupancy_percent: value(occupancy),
             };
@@ -200,6 +199,8 @@ fn details<R: BufRead>(mut table: Table<R>, asked: &[String]) -> Result<Found, E
 pub(super) mod tests {
     use super::*;
 
+    /// `--page raw --csv` as "Page" and "CSV" in the command line options of NVIDIA's Nsight Compute CLI documentation: a row of
+    /// units, then a row per kernel.
     const RAW: &str = include_str!(sample!("ncu-raw"));
 
     #[test]

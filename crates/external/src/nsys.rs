@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::command::CommandLine;
 use super::csv::Table;
 use super::error::ExternalError;
-use super::table::Times;
+use super::table::{Operations, Times};
 
 const NSYS: &str = "nsys";
 
@@ -42,6 +42,8 @@ pub enum StatsFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatsReport {
     Kernels,
+    /// Kernels with the name of the innermost range of NVTX that they were launched in before their own, if they were.
+    KernelsInRanges,
     Calls,
 }
 
@@ -49,6 +51,7 @@ impl StatsReport {
     pub fn name(self) -> &'static str {
         match self {
             StatsReport::Kernels => "cuda_gpu_kern_sum",
+            StatsReport::KernelsInRanges => "cuda_gpu_kern_sum:nvtx-name",
             StatsReport::Calls => "cuda_api_sum",
         }
     }
@@ -56,7 +59,7 @@ impl StatsReport {
     /// The column with the number of calls.
     fn count(self) -> &'static str {
         match self {
-            StatsReport::Kernels => "Instances",
+            StatsReport::Kernels | StatsReport::KernelsInRanges => "Instances",
             StatsReport::Calls => "Num Calls",
         }
     }
@@ -152,10 +155,29 @@ fn stats_json(bytes: &[u8], table: StatsReport, times: &mut Times) -> Result<(),
     Ok(())
 }
 
+/// Sums the kernels of [`StatsReport::KernelsInRanges`] in CSV by their ranges: `rms_norm/norm_2_1`, or `:rms_norm/norm_2_1`
+/// with an empty domain.
+pub(super) fn read_operations(
+    bytes: &[u8],
+    operations: &mut Operations,
+) -> Result<(), ExternalError> {
+    let mut times = Times::default();
+    stats_csv(bytes, StatsReport::KernelsInRanges, &mut times)?;
+    for row in times.rows() {
+        if let Some((range, _)) = row.name.rsplit_once('/') {
+            let range = range.strip_prefix(':').unwrap_or(range);
+            operations.add_sum(range, row.calls, row.total_ms * 1e6);
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
 
+    /// Columns of `cuda_gpu_kern_sum` in "Statistical Reports Shipped With Nsight Systems" of NVIDIA's Post-Collection Analysis
+    /// Guide, after the messages of `nsys stats`.
     const STATS: &str = include_str!(sample!("nsys-stats"));
 
     #[test]
@@ -202,6 +224,31 @@ pub(super) mod tests {
         )
         .unwrap();
         assert_eq!(times.rows()[0].calls, 5);
+    }
+
+    /// The argument `nvtx-name` of "Statistical Reports Shipped With Nsight Systems".
+    #[test]
+    fn kernels_are_summed_by_range() {
+        let text = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n\
+            60.0,6000000,2,3000000.0,3000000.0,1,2,0.1,\"matmul ffn_down Q6_K [256, 1024]/gemv_2_1\"\n\
+            20.0,2000000,1,2000000.0,2000000.0,1,2,0.1,\":matmul ffn_down Q6_K [256, 1024]/gemv_2_2\"\n\
+            10.0,1000000,4,250000.0,250000.0,1,2,0.1,\":rms_norm/void norm<1, 2>(Params)\"\n\
+            10.0,1000000,4,250000.0,250000.0,1,2,0.1,copy\n";
+        let mut operations = Operations::default();
+        read_operations(text.as_bytes(), &mut operations).unwrap();
+        let rows = operations.rows();
+        let rows = rows
+            .iter()
+            .map(|row| (row.name.as_str(), row.launches, row.total_ms));
+        assert_eq!(
+            rows.collect::<Vec<_>>(),
+            [
+                ("matmul ffn_down Q6_K [256, 1024]", 3, 8.0),
+                ("rms_norm", 4, 1.0)
+            ]
+        );
+        let mut none = Operations::default();
+        assert!(read_operations(b"ERROR: Report could not be found", &mut none).is_err());
     }
 
     #[test]

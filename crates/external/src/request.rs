@@ -13,9 +13,9 @@ use super::error::ExternalError;
 use super::nsys::{self, StatsFormat, StatsReport};
 use super::process::{self, Captured, Limits};
 use super::rocprof::{self, OutputFormat, ProfilingConfig, RocprofSession, avail};
-use super::rocprof_compute::{self, RocprofCompute, Target};
+use super::rocprof_compute::{self, RocprofCompute, Roofline, Target};
 use super::sampler::{self, Sampler, Source};
-use super::table::{TimeRow, Times, ToolReport};
+use super::table::{Operations, Times, ToolReport};
 use super::tools::{self, Tool};
 use super::{amd_smi, diagnosis, files, ncu, perf};
 
@@ -85,6 +85,8 @@ pub struct Request {
     pub counters: Vec<String>,
     /// What rocprofv3 traces beside kernels; none stands for HIP calls.
     pub traces: Vec<Trace>,
+    /// Whether rocprof-compute measures the hardware's limits too.
+    pub roofline: Roofline,
     /// The GPU that amd-smi or nvidia-smi observes: its number there, PCI address or UUID; the first if `None`.
     pub gpu: Option<String>,
     /// Family of the AMD GPU, which decides counter names.
@@ -121,6 +123,11 @@ impl Request {
                 nsys::profile(&self.file(""), app, args),
                 nsys::stats(&self.file(""), StatsReport::Kernels, StatsFormat::Csv),
                 nsys::stats(&self.file(""), StatsReport::Calls, StatsFormat::Csv),
+                nsys::stats(
+                    &self.file(""),
+                    StatsReport::KernelsInRanges,
+                    StatsFormat::Csv,
+                ),
             ],
             Tool::Ncu => {
                 let metrics = self.names(|category| Ok(category.of_nvidia()))?;
@@ -165,7 +172,7 @@ impl Request {
         match tool {
             Tool::Rocprofv3 => rocprof::read_results(path),
             Tool::RocprofCompute => {
-                let kernels = rocprof_compute_times(path)?;
+                let kernels = rocprof_compute::read(path)?;
                 not_empty(
                     tool,
                     path,
@@ -233,6 +240,12 @@ impl Request {
         if !self.traces.is_empty() && self.tool != Tool::Rocprofv3 {
             return Err(ExternalError::BadRequest(format!(
                 "{} has no choice of traces; rocprofv3 has",
+                self.tool.name()
+            )));
+        }
+        if self.roofline != Roofline::Without && self.tool != Tool::RocprofCompute {
+            return Err(ExternalError::BadRequest(format!(
+                "{} measures no roofline; rocprof-compute does",
                 self.tool.name()
             )));
         }
@@ -333,6 +346,7 @@ impl Request {
     fn rocprof_compute(&self) -> RocprofCompute {
         RocprofCompute::new(NAME, self.dir.join("rocprof-compute"))
             .with_target(Target::of_version(self.version))
+            .with_roofline(self.roofline)
     }
 }
 
@@ -438,9 +452,26 @@ impl Runs<'_> {
             let done = self.run(&nsys::stats(&request.file(""), table, StatsFormat::Csv))?;
             nsys::read_stats(&done.stdout, table, StatsFormat::Csv, times)?;
         }
+        let mut operations = Operations::default();
+        let ranges = nsys::stats(
+            &request.file(""),
+            StatsReport::KernelsInRanges,
+            StatsFormat::Csv,
+        );
+        let read = match self.run(&ranges) {
+            Ok(done) => nsys::read_operations(&done.stdout, &mut operations),
+            Err(error @ ExternalError::Cancelled { .. }) => return Err(error),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = read {
+            self.notes.push(format!(
+                "kernels are not summed by operation, which needs a newer nsys: {error}"
+            ));
+        }
         self.not_empty(ToolReport {
             kernels: kernels.rows(),
             calls: calls.rows(),
+            operations: operations.rows(),
             ..ToolReport::default()
         })
     }
@@ -525,7 +556,7 @@ impl Runs<'_> {
         for command in self.request.commands()? {
             self.run(&command)?;
         }
-        let kernels = rocprof_compute_times(workload.path())?;
+        let kernels = rocprof_compute::read(workload.path())?;
         self.notes.push(format!(
             "the tables of `rocprof-compute analyze` are in {}",
             self.log.display()
@@ -573,22 +604,6 @@ fn not_empty(tool: Tool, dir: &Path, report: ToolReport) -> Result<ToolReport, E
     }
 }
 
-/// Reads the times of kernels in a file, or below the folder of a workload of rocprof-compute.
-fn rocprof_compute_times(path: &Path) -> Result<Vec<TimeRow>, ExternalError> {
-    let mut times = Times::default();
-    let files = match path.is_file() {
-        true => vec![path.to_path_buf()],
-        false => files::below(path)?,
-    };
-    for file in files {
-        if file == path || file.ends_with("pmc_perf.csv") {
-            let what = file.display().to_string();
-            rocprof_compute::read_times(files::open(&file)?, &what, &mut times)?;
-        }
-    }
-    Ok(times.rows())
-}
-
 #[cfg(all(test, unix))]
 mod tests {
     use super::super::rocprof::fixtures::{COUNTERS, TRACE};
@@ -605,6 +620,7 @@ mod tests {
             categories: Vec::new(),
             counters: Vec::new(),
             traces: Vec::new(),
+            roofline: Roofline::Without,
             gpu: None,
             family: None,
             timeout: None,
@@ -623,7 +639,7 @@ mod tests {
             (Some((0, 6)), "csv"),
             (Some((1, 0)), "rocpd"),
         ] {
-            // What tells of which range a kernel is.
+            // What tells of which range a kernel is, also one that is counted.
             let (calls, names) = match format {
                 "rocpd" => ("", "--kernel-rename "),
                 _ => ("--hip-trace ", ""),
@@ -631,14 +647,22 @@ mod tests {
             let request = Request {
                 version,
                 traces: vec![Trace::Copies, Trace::Hsa, Trace::Markers],
+                counters: vec!["FETCH_SIZE".to_string()],
                 ..request(Tool::Rocprofv3)
             };
+            let counted = match names {
+                "" => "",
+                _ => "--marker-trace --kernel-rename ",
+            };
+            let end = format!("--output-format {format} -d out -o rocmforge");
             assert_eq!(
                 printed(&request),
-                [format!(
-                    "rocprofv3 --kernel-trace {calls}--hsa-trace --memory-copy-trace --marker-trace {names}\
-                     --output-format {format} -d out -o rocmforge -- app"
-                )]
+                [
+                    format!(
+                        "rocprofv3 --kernel-trace {calls}--hsa-trace --memory-copy-trace --marker-trace {names}{end} -- app"
+                    ),
+                    format!("rocprofv3 {counted}--pmc FETCH_SIZE {end}_pmc1 -- app"),
+                ]
             );
         }
         let older = Request {
@@ -647,7 +671,18 @@ mod tests {
         };
         assert!(printed(&older)[0].contains("profile -n rocmforge -p out/rocprof-compute"));
         let newer = request(Tool::RocprofCompute);
-        assert!(printed(&newer)[0].contains("profile --output-directory out/rocprof-compute"));
+        assert_eq!(
+            printed(&newer)[0],
+            "rocprof-compute profile --output-directory out/rocprof-compute --no-roof -- app"
+        );
+        let roofline = Request {
+            roofline: Roofline::With,
+            ..newer
+        };
+        assert_eq!(
+            printed(&roofline)[0],
+            "rocprof-compute profile --output-directory out/rocprof-compute -- app"
+        );
         let dir = tempfile::tempdir().unwrap();
         let program = script(
             dir.path(),
@@ -686,6 +721,12 @@ mod tests {
         };
         let error = traces.commands().unwrap_err().to_string();
         assert!(error.contains("nsys has no choice of traces"), "{error}");
+        let roofline = Request {
+            roofline: Roofline::With,
+            ..request(Tool::Rocprofv3)
+        };
+        let error = roofline.commands().unwrap_err().to_string();
+        assert!(error.contains("rocprofv3 measures no roofline"), "{error}");
         let error = "hsu".parse::<Trace>().unwrap_err().to_string();
         assert!(error.contains("'hsu'; known: hip, hsa, copies"), "{error}");
     }
@@ -737,6 +778,14 @@ mod tests {
         assert_eq!((found.kernels.len(), found.files.len()), (2, 1));
         let none = Request::read(Tool::RocprofCompute, dir.path()).unwrap_err();
         assert!(none.to_string().contains("saw no kernel"), "{none}");
+        let table = "Dispatch_ID,Kernel_Name,Start_Timestamp,End_Timestamp\n0,gemv,1000,3000\n";
+        fs::write(dir.path().join("pmc_perf.csv"), table).unwrap();
+        let found = Request::read(Tool::RocprofCompute, dir.path()).unwrap();
+        let first = &found.kernels[0];
+        assert_eq!(
+            (first.name.as_str(), first.mean_us, found.files.len()),
+            ("gemv", 2.0, 2)
+        );
         let error = Request::read(Tool::Ncu, dir.path())
             .unwrap_err()
             .to_string();

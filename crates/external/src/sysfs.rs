@@ -43,7 +43,7 @@ pub struct CardState {
     pub limits: ClockLimits,
 }
 
-/// Returns the AMD GPUs below `root` (`/sys`, except in tests) sorted by PCI address, as HIP numbers them.
+/// Returns the AMD GPUs below `root` (`/sys`, except in tests) sorted by PCI address.
 pub fn cards(root: &Path) -> Vec<Card> {
     let Ok(entries) = fs::read_dir(root.join("class/drm")) else {
         return Vec::new();

@@ -56,7 +56,7 @@ pub struct OperationRow {
     /// Share of the total of the list.
     pub share: f64,
     /// 1e9 bytes read from and written to the device's memory per second. This and the following are `None` if their
-    /// counters were not asked for.
+    /// counters were not asked for or do not count.
     pub gb_s: Option<f64>,
     /// Mean by time.
     pub l2_hit_percent: Option<f64>,
@@ -193,10 +193,12 @@ impl Counters {
 }
 
 /// A launch within an operation.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Launch {
     pub(super) ns: f64,
-    pub(super) bytes: Option<f64>,
+    /// Of the device's memory.
+    pub(super) read_bytes: Option<f64>,
+    pub(super) written_bytes: Option<f64>,
     pub(super) l2_hit_percent: Option<f64>,
     pub(super) occupancy_percent: Option<f64>,
 }
@@ -209,7 +211,8 @@ pub(super) struct Operations(BTreeMap<String, Operation>);
 struct Operation {
     launches: u64,
     ns: f64,
-    bytes: Known,
+    read: Known,
+    written: Known,
     l2_hit: Known,
     occupancy: Known,
 }
@@ -241,11 +244,37 @@ impl Operations {
         let operation = entry(&mut self.0, name);
         operation.launches += 1;
         operation.ns += ns;
-        operation.bytes.add(launch.bytes, ns);
+        operation.read.add(launch.read_bytes, ns);
+        operation.written.add(launch.written_bytes, ns);
         operation.l2_hit.add(by_time(launch.l2_hit_percent), ns);
         operation
             .occupancy
             .add(by_time(launch.occupancy_percent), ns);
+    }
+
+    /// Adds the sum of several launches.
+    pub(super) fn add_sum(&mut self, name: &str, launches: u64, ns: f64) {
+        let operation = entry(&mut self.0, name);
+        operation.launches = operation.launches.saturating_add(launches);
+        operation.ns += ns;
+    }
+
+    /// Adds what other runs counted of these operations. If there are none, those of the other runs take their place.
+    pub(super) fn counted_in(mut self, runs: Operations) -> Operations {
+        if self.0.is_empty() {
+            return runs;
+        }
+        for (name, counts) in runs.0 {
+            if let Some(operation) = self.0.get_mut(&name) {
+                let Operation { launches, ns, .. } = *operation;
+                *operation = Operation {
+                    launches,
+                    ns,
+                    ..counts
+                };
+            }
+        }
+        self
     }
 
     pub(super) fn rows(self) -> Vec<OperationRow> {
@@ -258,8 +287,12 @@ impl Operations {
                 launches: operation.launches,
                 total_ms: operation.ns / 1e6,
                 share: if all > 0.0 { operation.ns / all } else { 0.0 },
-                // Bytes per nanosecond.
-                gb_s: operation.bytes.per_ns(),
+                // Bytes per nanosecond. Several runs may be needed to count them.
+                gb_s: operation
+                    .read
+                    .per_ns()
+                    .zip(operation.written.per_ns())
+                    .map(|(read, written)| read + written),
                 l2_hit_percent: operation.l2_hit.per_ns(),
                 occupancy_percent: operation.occupancy.per_ns(),
             })

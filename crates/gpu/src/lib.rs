@@ -58,7 +58,7 @@ pub use operands::{
 pub use pinned::Pinned;
 pub use ranges::NamedRange;
 pub use roofline::{Factors, MatrixStep, matrix_ops, multiply_all, read_all, read_bandwidth};
-pub use selection::{Candidate, Reason, Selection, candidates};
+pub use selection::{Candidate, Reason, Selection, candidates, pci_address};
 pub use self_test::{SelfTest, self_test};
 pub use step::{KeptState, SeqRows, SeqState, States, Step};
 pub use trace::{KernelTime, Trace, n_traced};

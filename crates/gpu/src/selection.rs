@@ -82,6 +82,13 @@ pub fn candidates(options: &OpenOptions) -> (Vec<Candidate>, Vec<GpuError>) {
     all
 }
 
+/// Returns the place of a GPU on the PCI bus as the kernel writes it, `0000:03:00.0`, without opening the GPU; `None` if
+/// its driver does not tell.
+pub fn pci_address(id: DeviceId, options: &OpenOptions) -> Option<String> {
+    let driver = options.driver(id.vendor()).ok()?;
+    driver.pci_address(id.ordinal() as i32)
+}
+
 fn of_vendor(vendor: Vendor, options: &OpenOptions) -> (Vec<Candidate>, Vec<GpuError>) {
     let counted = options
         .driver(vendor)

@@ -23,6 +23,9 @@ pub struct ExternalArgs {
     /// What rocprofv3 traces too: hip, hsa, copies, markers [default: hip]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub trace: Vec<String>,
+    /// Let rocprof-compute measure the GPU's limits too, which takes minutes
+    #[arg(long)]
+    pub roofline: bool,
     /// GPU for amd-smi, nvidia-smi: number, PCI address or UUID [default: 0]
     #[arg(long, value_name = "GPU")]
     pub gpu: Option<String>,
@@ -41,7 +44,7 @@ pub struct ExternalArgs {
     #[arg(
         long,
         value_name = "PATH",
-        conflicts_with_all = ["list", "output", "dry_run", "command", "counters", "pmc", "trace", "gpu"]
+        conflicts_with_all = ["list", "output", "dry_run", "command", "counters", "pmc", "trace", "roofline", "gpu"]
     )]
     pub read: Option<PathBuf>,
     /// Print the commands without running them

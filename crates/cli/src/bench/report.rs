@@ -541,7 +541,17 @@ fn params(n: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use rocmforge::ModelFile;
+    use rocmforge_cpu::Isa;
+    use rocmforge_engine::DraftCounts;
+    use rocmforge_model::Model;
+    use rocmforge_runtime::gpu::Offload;
+
     use super::*;
+    use crate::embedded;
 
     #[test]
     fn computes_the_sample_deviation() {
@@ -551,6 +561,126 @@ mod tests {
             deviation(&[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]),
             (32.0f64 / 7.0).sqrt()
         );
+    }
+
+    /// Sensors of a run at 250 W and 2100 MHz whose clock two limits held down.
+    fn throttled() -> Utilization {
+        let steady = |value| Summary::of(&[value, value]);
+        Utilization {
+            source: "sysfs (card0, 0000:03:00.0)".to_string(),
+            busy_percent: steady(99.0).unwrap(),
+            memory_used_bytes: None,
+            meets_target: true,
+            power_watts: steady(250.0),
+            temperature: steady(81.0),
+            clock_mhz: steady(2100.0),
+            throttled_by: vec!["power".to_string(), "temperature".to_string()],
+            joules_per_token: None,
+        }
+        // 500 J.
+        .per_token(1000, Duration::from_secs(2))
+    }
+
+    #[test]
+    fn rows_have_power_energy_and_what_throttled() {
+        let gguf = Arc::new(embedded::open().unwrap());
+        let subject = Subject {
+            name: "a".to_string(),
+            model: Model::load(Arc::clone(&gguf)).unwrap(),
+            file: ModelFile {
+                gguf,
+                label: "a".to_string(),
+            },
+            kept_name: "a".to_string(),
+        };
+        let test = Test {
+            n_prompt: 0,
+            n_gen: 100,
+            n_depth: 0,
+            n_seqs: 1,
+            n_threads: 1,
+            kv_types: KvTypes::default(),
+            offload: Offload::default(),
+        };
+        let machine = Machine {
+            isa: Isa::Scalar,
+            kv_types: KvTypes::default(),
+            gpu: Some("Radeon RX 7900 XT (hip:0)".to_string()),
+            is_shared: false,
+            offload: Offload::default(),
+            kernel_variant: String::new(),
+            n_tuned: 0,
+            roofline: None,
+        };
+        let row = |condition| {
+            let measured = Measured {
+                samples: vec![Duration::from_secs(1); 2],
+                other_load: None,
+                steps: Vec::new(),
+                max_step_tokens: 1,
+                drafts: DraftCounts::default(),
+                condition,
+            };
+            Record::new(&subject, &test, &machine, &measured)
+        };
+        let of = |row: &Record| {
+            let fields = row.fields().unwrap();
+            [
+                "power_watts",
+                "temperature",
+                "clock_mhz",
+                "joules_per_token",
+                "throttled_by",
+            ]
+            .map(|field| fields[field].clone())
+        };
+        let with = row(Some(throttled()));
+        assert_eq!(
+            of(&with),
+            [
+                Json::from(250.0),
+                Json::from(81.0),
+                Json::from(2100.0),
+                Json::from(0.5),
+                Json::from("power,temperature"),
+            ]
+        );
+        assert_eq!(
+            with.warnings(),
+            ["was throttled to 2100 MHz: the GPU's clock is held down by power and temperature"]
+        );
+        let kept = with.measurement("t".to_string(), &subject, &test).unwrap();
+        for (metric, value) in [
+            ("power_watts", 250.0),
+            ("temperature", 81.0),
+            ("clock_mhz", 2100.0),
+            ("joules_per_token", 0.5),
+        ] {
+            assert_eq!(kept.metrics[metric], value, "{metric}");
+        }
+        let cool = Utilization {
+            throttled_by: Vec::new(),
+            clock_mhz: None,
+            ..throttled()
+        };
+        assert_eq!(row(Some(cool)).warnings(), [""; 0]);
+        let unclocked = Utilization {
+            clock_mhz: None,
+            ..throttled()
+        };
+        assert!(row(Some(unclocked)).warnings()[0].starts_with("was throttled: the GPU's clock"));
+        let without = row(None);
+        assert_eq!(
+            of(&without),
+            [
+                Json::Null,
+                Json::Null,
+                Json::Null,
+                Json::Null,
+                Json::from("")
+            ]
+        );
+        assert_eq!(without.warnings(), [""; 0]);
     }
 
     #[test]

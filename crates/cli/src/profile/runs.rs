@@ -19,7 +19,7 @@ use crate::answer::bar;
 use crate::args::ProfileArgs;
 use crate::interrupt::Working;
 use crate::output;
-use crate::sensors::while_running;
+use crate::sensors::{self, while_running};
 use crate::session::Session;
 
 /// How often the progress bar is drawn while nothing ends.
@@ -161,11 +161,11 @@ impl Runs {
         working: &Working<'_>,
     ) -> Result<Option<Result<Utilization, ExternalError>>> {
         let n_threads = session.config.n_threads.unwrap_or_else(default_threads);
-        let backend = backend_name(&session.config);
-        let source = Source::of_backend(&backend, n_threads, &|name| std::env::var(name).ok());
-        let source = match source {
-            Ok(source) => source,
-            Err(error) => return Ok(Some(Err(error))),
+        let source = match sensors::of(&session.config.device) {
+            Some((_, Ok(source))) => source,
+            Some((_, Err(error))) => return Ok(Some(Err(error))),
+            // The CPU, or a GPU that it imitates.
+            None => Source::Process { n_threads },
         };
         let run = || match self.run(session, prompt, n_gen, working, None) {
             Ok(Some(_)) => Ok(n_gen),

@@ -68,6 +68,8 @@ mod tests {
     use std::fs;
     use std::time::Instant;
 
+    use rocmforge_external::sysfs;
+
     use super::*;
 
     #[test]
@@ -89,10 +91,7 @@ mod tests {
         ] {
             fs::write(device.join(file), text).unwrap();
         }
-        let source = Source::Sysfs {
-            root: root.path().to_path_buf(),
-            card: 0,
-        };
+        let source = Source::Sysfs(sysfs::cards(root.path()).remove(0));
         let followed = Followed::start("hip:0".to_string(), source);
         let started = Instant::now();
         while followed.newest() == SensorReading::default() {

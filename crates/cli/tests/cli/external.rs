@@ -152,6 +152,69 @@ fn rocprofv3_runs_separately_for_times_and_counters() {
     );
 }
 
+/// In the formats of the versions that `--version` tells.
+#[test]
+fn traces_are_chosen_on_the_command_line() {
+    let tools = Tools::new();
+    let dry = |traces: &str| {
+        let args = [
+            "rocprofv3",
+            "--trace",
+            traces,
+            "--counters",
+            "cache",
+            "--arch",
+            "gfx1100",
+            "--dry-run",
+            "--",
+            "app",
+        ];
+        tools.run(&args)
+    };
+    let csv = dry("hsa,copies,markers").ok();
+    assert_eq!(
+        csv.text(),
+        "rocprofv3 --kernel-trace --hip-trace --hsa-trace --memory-copy-trace --marker-trace --output-format csv -d DIR \
+         -o rocmforge -- app\n\
+         rocprofv3 --pmc GL2C_HIT_sum GL2C_MISS_sum --output-format csv -d DIR -o rocmforge_pmc1 -- app\n"
+    );
+    tools.script("rocprofv3", "echo '   version: 1.1.0'");
+    let rocpd = dry("hsa,copies,markers").ok();
+    assert_eq!(
+        rocpd.text(),
+        "rocprofv3 --kernel-trace --hsa-trace --memory-copy-trace --marker-trace --kernel-rename --output-format rocpd \
+         -d DIR -o rocmforge -- app\n\
+         rocprofv3 --marker-trace --kernel-rename --pmc GL2C_HIT_sum GL2C_MISS_sum --output-format rocpd -d DIR \
+         -o rocmforge_pmc1 -- app\n"
+    );
+    dry("hsa,cuda").fails(2, "unknown trace 'cuda'; known: hip, hsa, copies, markers");
+}
+
+#[test]
+fn rocprof_compute_measures_a_roofline_and_reads_its_files() {
+    let tools = Tools::new();
+    let dry = |tool: &str, flags: &[&str]| {
+        tools.run(&[&[tool], flags, &["--dry-run", "--", "app"]].concat())
+    };
+    for (flags, roof) in [(&[][..], "--no-roof "), (&["--roofline"], "")] {
+        assert_eq!(
+            dry("rocprof-compute", flags).ok().text(),
+            format!(
+                "rocprof-compute profile --output-directory DIR/rocprof-compute {roof}-- app\n\
+                 rocprof-compute analyze -p DIR/rocprof-compute\n"
+            )
+        );
+    }
+    dry("nsys", &["--roofline"]).fails(2, "nsys measures no roofline");
+    let folder = tools.path("workload");
+    fs::create_dir(&folder).unwrap();
+    let table = "Dispatch_ID,Kernel_Name,Start_Timestamp,End_Timestamp\n0,matvec_2_1,1000,3000\n";
+    fs::write(folder.join("pmc_perf.csv"), table).unwrap();
+    let folder = folder.display().to_string();
+    let found = tools.run(&["rocprof-compute", "--read", &folder]).ok();
+    assert!(found.text().contains("matvec_2_1"), "{}", found.text());
+}
+
 #[test]
 fn reads_results_of_earlier_runs() {
     let tools = Tools::new();
@@ -192,10 +255,15 @@ fn reads_nsys_and_ncu() {
         "Time (%),Total Time (ns),Num Calls,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n\
          100.0,2000000,10,200000.0,2.0,1,2,0.1,cuGraphLaunch\n",
     );
+    let ranges = tools.file(
+        "r.csv",
+        "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n\
+         80.0,4000000,400,10000.0,9984.0,9600,12000,310.2,:matmul ffn_up/matvec_2_1\n",
+    );
     tools.script(
         "nsys",
         &format!(
-            "case \"$*\" in *cuda_gpu_kern_sum*) cat {kernels};; *cuda_api_sum*) cat {calls};; esac"
+            "case \"$*\" in *nvtx-name*) cat {ranges};; *cuda_gpu_kern_sum*) cat {kernels};; *cuda_api_sum*) cat {calls};; esac"
         ),
     );
     let found = tools
@@ -206,6 +274,8 @@ fn reads_nsys_and_ncu() {
     assert_eq!(report["kernels"][0]["calls"], 400);
     assert_eq!(report["kernels"][0]["share"], 0.8);
     assert_eq!(report["calls"][0]["name"], "cuGraphLaunch");
+    assert_eq!(report["operations"][0]["name"], "matmul ffn_up");
+    assert_eq!(report["operations"][0]["launches"], 400);
 
     let ncu = tools.file(
         "n.csv",

@@ -2,13 +2,15 @@
 //!
 //! Counting serializes kernels, so times are measured in a separate run and each set of counters in another. The files
 //! of a run are named `NAME_results.db`, `NAME_kernel_trace.csv` and so on; see [`rocpd`], [`csv`] and [`json`]. Kernels
-//! are summed by the ranges that the program names ([`ranges`]) from rocpd and CSV.
+//! are summed by the ranges that the program names ([`ranges`]) from rocpd and CSV, and their counters ([`launch`]) from
+//! rocpd.
 
 pub(crate) mod avail;
 mod csv;
 #[cfg(test)]
 pub(super) mod fixtures;
 mod json;
+mod launch;
 mod ranges;
 mod rocpd;
 #[cfg(test)]
@@ -166,7 +168,8 @@ impl ProfilingConfig {
     }
 
     /// Traces the ranges that a program names by ROCTx, and what tells which kernels were launched in them: rocpd has the
-    /// name of its range with each kernel if asked to rename kernels by it; for CSV, HIP calls are traced.
+    /// name of its range with each kernel, also a counted one, if asked to rename kernels by it; for CSV, HIP calls are
+    /// traced.
     pub fn with_marker_trace(mut self, on: bool) -> ProfilingConfig {
         self.marker_trace = on;
         self
@@ -191,7 +194,7 @@ impl ProfilingConfig {
     }
 
     fn traces(&self) -> Vec<&'static str> {
-        let in_rocpd = self.formats == [OutputFormat::Rocpd];
+        let in_rocpd = self.is_rocpd();
         let flags = [
             (self.kernel_trace, "--kernel-trace"),
             (
@@ -200,15 +203,23 @@ impl ProfilingConfig {
             ),
             (self.hsa_trace, "--hsa-trace"),
             (self.memory_copy_trace, "--memory-copy-trace"),
-            (self.marker_trace, "--marker-trace"),
-            // In other formats, the kernels' own names would be lost.
-            (self.marker_trace && in_rocpd, "--kernel-rename"),
+            (self.marker_trace && !in_rocpd, "--marker-trace"),
         ];
-        flags
-            .iter()
-            .filter(|(on, _)| *on)
-            .map(|(_, flag)| *flag)
-            .collect()
+        let on = flags.iter().filter(|(on, _)| *on);
+        on.map(|(_, flag)| *flag).chain(self.ranges()).collect()
+    }
+
+    fn is_rocpd(&self) -> bool {
+        self.formats == [OutputFormat::Rocpd]
+    }
+
+    /// Returns the flags that name the range of each kernel beside the kernel's own name, which other formats than rocpd
+    /// would lose.
+    fn ranges(&self) -> Vec<&'static str> {
+        match self.marker_trace && self.is_rocpd() {
+            true => vec!["--marker-trace", "--kernel-rename"],
+            false => Vec::new(),
+        }
     }
 }
 
@@ -264,7 +275,8 @@ impl RocprofSession {
             commands.push(self.command(&traces, &[], name));
         }
         for (i, counters) in self.config.counters.iter().enumerate() {
-            commands.push(self.command(&[], counters, &format!("{name}_pmc{}", i + 1)));
+            let name = format!("{name}_pmc{}", i + 1);
+            commands.push(self.command(&self.config.ranges(), counters, &name));
         }
         let with_app = commands
             .into_iter()
@@ -500,6 +512,8 @@ struct Found {
     copies: Times,
     counters: Counters,
     operations: Operations,
+    /// Operations of runs that count.
+    counted_operations: Operations,
     /// Kernels of all runs with ranges.
     assigned: Assigned,
     /// Whether a run has more ranges than are read.
@@ -580,7 +594,7 @@ impl Found {
             calls: self.calls.rows(),
             copies: self.copies.rows(),
             counters,
-            operations: self.operations.rows(),
+            operations: self.operations.counted_in(self.counted_operations).rows(),
             unavailable,
             devices: self.devices,
             notes,

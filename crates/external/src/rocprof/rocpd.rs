@@ -1,9 +1,10 @@
 //! rocprofv3's database, `*_results.db`: rocpd, a SQLite file, which is the default format since ROCm 7.
 //!
 //! Tables and columns are those of `source/share/rocprofiler-sdk-rocpd/rocpd_tables.sql` in rocprofiler-sdk, versions
-//! 3.0.0 to 3.0.5 and 4.1.0, and of `rocpd_v4.0_tables.sql` of ROCm's profiler-hub, where times are in a table of their
-//! own. The name of a table ends with the id of the process that wrote it, and a file may hold several processes. A counter
-//! has a row per hardware instance; they are summed, as in the CSV.
+//! 3.0.0 to 3.0.5 and 4.1.0, and of `rocpd_v4.0_tables.sql` of ROCm's profiler-hub. Since version 4.0, threads and
+//! categories are in tables of their own; in 4.0, times are, too. The name of a table ends with the id of the process that
+//! wrote it, and a file may hold several processes. A counter has a row per hardware instance; they are summed, as in the
+//! CSV.
 //!
 //! A database is code as much as data, so little of SQLite is used: every table is read whole and row by row, without
 //! views, triggers, indexes, joins and conditions. Names are looked up here. SQLite's limits bound the length of a row
@@ -20,7 +21,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Row};
 
 use super::ranges::Ranges;
-use super::{Found, TOOL, csv};
+use super::{Found, TOOL, csv, launch};
 use crate::error::ExternalError;
 use crate::process::printable;
 use crate::table::Launch;
@@ -314,16 +315,17 @@ impl<'a> Database<'a> {
             let unit = (!unit.is_empty()).then_some(unit.as_str());
             found.counters.add(name, counter, unit, *value);
         }
-        let names = self.strings(&strings)?;
+        let names = self.texts(&strings, "string")?;
         let regions = table("rocpd_region");
         if let (Some(events), Some(regions)) = (table("rocpd_event"), &regions) {
             let tables = RangeTables {
                 events: &events,
                 regions,
                 tracks: table("rocpd_track"),
+                categories: table("rocpd_info_category"),
                 dispatches: &dispatches,
             };
-            self.ranges(&tables, &times, &names, &counted.events, found)?;
+            self.ranges(&tables, &times, &names, &counted, found)?;
         }
         self.host(&names, &times, regions, table("rocpd_memory_copy"), found)
     }
@@ -340,27 +342,33 @@ impl<'a> Database<'a> {
         Ok(numbers)
     }
 
-    fn strings(&mut self, table: &str) -> Result<HashMap<i64, String>, ExternalError> {
+    /// Returns the texts of a column by the ids of their rows.
+    fn texts(&mut self, table: &str, column: &str) -> Result<HashMap<i64, String>, ExternalError> {
         let mut names = HashMap::new();
-        self.rows(table, &["id", "string"], |row| {
+        self.rows(table, &["id", column], |row| {
             names.insert(row.whole(0)?, row.text(1)?);
             Ok(())
         })?;
         Ok(names)
     }
 
-    /// Sums kernels by the ranges that they were launched in, except those of the events in `counted`. An event has the
-    /// correlation id (`stack_id`) of a call or a kernel, and the name of a range (`extdata`).
+    /// Sums kernels by the ranges that they were launched in. An event has the correlation id (`stack_id`) of a call or a
+    /// kernel, and the name of a range (`extdata`). Those that were counted belong to the range that the tool names.
     fn ranges(
         &mut self,
         tables: &RangeTables<'_>,
         times: &Times,
         names: &HashMap<i64, String>,
-        counted: &HashSet<i64>,
+        counted: &Counted,
         found: &mut Found,
     ) -> Result<(), ExternalError> {
+        let categories = match &tables.categories {
+            Some(table) => Some(self.texts(table, "name")?),
+            None => None,
+        };
+        let categories = categories.as_ref().unwrap_or(names);
         let is_marker = |category: Option<i64>| {
-            let name = category.and_then(|category| names.get(&category));
+            let name = category.and_then(|category| categories.get(&category));
             name.is_some_and(|name| MARKERS.contains(&name.as_str()))
         };
         let mut messages: HashMap<i64, String> = HashMap::new();
@@ -415,14 +423,18 @@ impl<'a> Database<'a> {
         let mut is_named = false;
         let columns = ["event_id", start, end, "region_name_id"];
         self.rows(tables.dispatches, &columns, |row| {
-            let event = row.maybe(0)?;
-            if event.is_some_and(|event| counted.contains(&event)) {
+            let (event, ns) = (row.maybe(0)?, times.span(row, 1)?.ns);
+            let number = row.maybe(3)?.unwrap_or_default();
+            let name = names.get(&number).filter(|name| !name.is_empty());
+            if let Some(event) = event.filter(|event| counted.events.contains(event)) {
+                if let Some(name) = name {
+                    let launch = launch::launch(ns, |counter| counted.value(event, counter));
+                    found.counted_operations.add(name, launch);
+                }
                 return Ok(());
             }
-            let ns = times.span(row, 1)?.ns;
-            let name = row.maybe(3)?.unwrap_or_default();
-            is_named |= names.get(&name).is_some_and(|name| !name.is_empty());
-            named.push((name, ns));
+            is_named |= name.is_some();
+            named.push((number, ns));
             let correlation = event.and_then(|event| correlations.get(&event));
             ranges.kernel(correlation.copied().unwrap_or(NO_CALL), ns);
             Ok(())
@@ -476,8 +488,12 @@ impl<'a> Database<'a> {
             let (Some(event), None) = (row.maybe(0)?, sample) else {
                 return Ok(());
             };
+            let (counter, value) = (row.whole(1)?, row.number(2)?);
             counted.events.insert(event);
-            *counted.sums.entry((event, row.whole(1)?)).or_default() += row.number(2)?;
+            *counted.sums.entry((event, counter)).or_default() += value;
+            if value != 0.0 {
+                counted.counting.insert(counter);
+            }
             Ok(())
         })?;
         Ok(counted)
@@ -589,6 +605,7 @@ struct RangeTables<'a> {
     events: &'a str,
     regions: &'a str,
     tracks: Option<String>,
+    categories: Option<String>,
     dispatches: &'a str,
 }
 
@@ -643,6 +660,20 @@ struct Counted {
     /// Values by event and counter.
     sums: BTreeMap<(i64, i64), f64>,
     events: HashSet<i64>,
+    /// The counters that are not zero everywhere.
+    counting: HashSet<i64>,
+}
+
+impl Counted {
+    /// Returns what a counter has for an event; `None` also if it never counts.
+    fn value(&self, event: i64, counter: &str) -> Option<f64> {
+        let values = self.sums.range((event, i64::MIN)..=(event, i64::MAX));
+        let mut values = values.filter(|((_, id), _)| {
+            let name = self.names.get(id).map(|(name, _)| name.as_str());
+            name == Some(counter) && self.counting.contains(id)
+        });
+        values.next().map(|(_, value)| *value)
+    }
 }
 
 /// The values of a row.

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use rusqlite::Connection;
 
 use super::fixtures::{
-    AGENTS, CALLS, COPIES, MARKERS, RANGED_CALLS, RANGED_TRACE, ROCPD, ROCPD_COUNTERS,
-    ROCPD_RANGES, ROCPD_RENAMED, ROCPD_TRACE, TO_ROCPD_4, TRACE,
+    AGENTS, CALLS, COPIES, HSA_CALLS, MARKERS, RANGED_CALLS, RANGED_TRACE, ROCPD, ROCPD_4_0,
+    ROCPD_4_1, ROCPD_COUNTED_READS, ROCPD_COUNTED_WRITES, ROCPD_COUNTERS, ROCPD_HSA, ROCPD_RANGES,
+    ROCPD_RENAMED, ROCPD_TRACE, TO_ROCPD_4, TRACE,
 };
 use super::*;
 
@@ -35,13 +36,15 @@ fn rocpd_and_csv_give_the_same_result() {
     for (name, text) in [
         ("a_kernel_trace.csv", TRACE),
         ("a_hip_api_trace.csv", CALLS),
+        ("a_hsa_api_trace.csv", HSA_CALLS),
         ("a_memory_copy_trace.csv", COPIES),
         ("a_agent_info.csv", AGENTS),
     ] {
         fs::write(csv.path().join(name), text).unwrap();
     }
     let from_csv = read_results(csv.path()).unwrap();
-    let path = made(db.path(), "pass_1/host/7_results.db", &[ROCPD, ROCPD_TRACE]);
+    let all = [ROCPD, ROCPD_TRACE, ROCPD_HSA];
+    let path = made(db.path(), "pass_1/host/7_results.db", &all);
     // Ignored beside the database, or everything would count twice.
     fs::write(db.path().join("a_kernel_trace.csv"), TRACE).unwrap();
     fs::write(db.path().join("a.pftrace"), "").unwrap();
@@ -49,6 +52,16 @@ fn rocpd_and_csv_give_the_same_result() {
     assert_eq!(from_db.kernels.len(), 2);
     assert_eq!(from_db.kernels, from_csv.kernels);
     assert_eq!(from_db.calls, from_csv.calls);
+    let hsa = from_db
+        .calls
+        .iter()
+        .find(|row| row.name == "hsa_signal_create");
+    assert_eq!(
+        hsa.map(|row| (row.calls, row.total_ms)),
+        Some((2, 0.007)),
+        "{:?}",
+        from_db.calls
+    );
     assert_eq!(from_db.copies, from_csv.copies);
     assert_eq!(from_db.devices, from_csv.devices);
     assert_eq!((from_db.notes.len(), from_db.files.len()), (0, 2));
@@ -185,38 +198,101 @@ fn samples_over_time_are_no_counters() {
     assert_eq!(found.counters[0].total, Some(4096.0));
 }
 
-/// Times and threads are in tables of their own.
+/// Threads, categories and in version 4.0 times are in tables of their own.
 #[test]
-fn version_4_says_the_same() {
+fn versions_4_0_and_4_1_say_the_same() {
     let dir = tempfile::tempdir().unwrap();
     for (name, rows) in [
-        ("trace", &[ROCPD_TRACE][..]),
+        ("trace", &[ROCPD_TRACE, ROCPD_HSA][..]),
         ("counters", &[ROCPD_COUNTERS]),
         ("ranges", &[ROCPD_RANGES]),
         ("renamed", &[ROCPD_RANGES, ROCPD_RENAMED]),
+        (
+            "counted",
+            &[ROCPD_RANGES, ROCPD_RENAMED, ROCPD_COUNTED_READS],
+        ),
     ] {
-        let mut statements = [&[ROCPD], rows].concat();
+        let statements = [&[ROCPD], rows].concat();
         let before = made(dir.path(), &format!("{name}_3.db"), &statements);
-        statements.push(TO_ROCPD_4);
-        let path = made(dir.path(), &format!("{name}_4.db"), &statements);
-        let (before, report) = (read_results(&before).unwrap(), read_results(&path).unwrap());
-        assert!(!report.kernels.is_empty(), "{name}");
-        assert_eq!(report.kernels, before.kernels, "{name}");
-        assert_eq!(report.calls, before.calls, "{name}");
-        assert_eq!(report.copies, before.copies, "{name}");
-        assert_eq!(report.counters, before.counters, "{name}");
-        assert_eq!(report.operations, before.operations, "{name}");
-        assert_eq!(report.notes, before.notes, "{name}");
+        let before = read_results(&before).unwrap();
+        assert!(!before.kernels.is_empty(), "{name}");
+        let has_ranges = !matches!(name, "trace" | "counters");
+        assert_eq!(before.operations.is_empty(), !has_ranges, "{name}");
+        for version in [ROCPD_4_0, ROCPD_4_1] {
+            let statements = [&statements[..], &[TO_ROCPD_4, version]].concat();
+            let path = made(dir.path(), &format!("{name}_4.db"), &statements);
+            let report = read_results(&path).unwrap();
+            fs::remove_file(path).unwrap();
+            assert_eq!(report.kernels, before.kernels, "{name}");
+            assert_eq!(report.calls, before.calls, "{name}");
+            assert_eq!(report.copies, before.copies, "{name}");
+            assert_eq!(report.counters, before.counters, "{name}");
+            assert_eq!(report.operations, before.operations, "{name}");
+            assert_eq!(report.notes, before.notes, "{name}");
+        }
     }
     let lost = [
         ROCPD,
         ROCPD_TRACE,
         TO_ROCPD_4,
+        ROCPD_4_0,
         r#"DELETE FROM "rocpd_timestamp{}""#,
     ];
     let path = made(dir.path(), "lost.db", &lost);
     let error = read_results(&path).unwrap_err().to_string();
     assert!(error.contains("start_id is no timestamp"), "{error}");
+}
+
+/// A run has the times, and two others the counters.
+#[test]
+fn counters_of_launches_are_summed_by_operation() {
+    let dir = tempfile::tempdir().unwrap();
+    let ranges = [ROCPD, ROCPD_RANGES, ROCPD_RENAMED];
+    let with = |counters| [&ranges[..], &[counters]].concat();
+    made(dir.path(), "a_results.db", &ranges);
+    made(dir.path(), "a_pmc1_results.db", &with(ROCPD_COUNTED_READS));
+    let rates = |report: &ToolReport| -> Vec<_> {
+        let rows = report.operations.iter().map(|row| {
+            let name = row.name.split(' ').next().unwrap().to_string();
+            let rates = (row.gb_s, row.l2_hit_percent, row.occupancy_percent);
+            (name, row.launches, rates)
+        });
+        rows.collect()
+    };
+    let row = |name: &str, launches, rates| (name.to_string(), launches, rates);
+    let read = read_results(dir.path()).unwrap();
+    // 40 % for 8 us and 4 % for 1 us; 75 % and 0 % of hits.
+    let (hits, occupancy) = (Some(600.0 / 9.0), Some(324.0 / 9.0));
+    assert_eq!(
+        rates(&read),
+        [
+            row("matmul", 2, (None, hits, occupancy)),
+            row("rms_norm", 1, (None, Some(50.0), Some(0.0))),
+            // It found nothing, and missed nothing.
+            row("step", 1, (None, None, Some(1.0))),
+        ]
+    );
+    made(dir.path(), "a_pmc2_results.db", &with(ROCPD_COUNTED_WRITES));
+    let both = read_results(dir.path()).unwrap();
+    // KiB, of 9 us, 2 us and 1 us.
+    let gb_s = |read: f64, written: f64, us: f64| Some((read + written) * 1.024 / us);
+    assert_eq!(
+        rates(&both),
+        [
+            row("matmul", 2, (gb_s(1125.0, 90.0, 9.0), hits, occupancy)),
+            row("rms_norm", 1, (gb_s(2.0, 2.0, 2.0), Some(50.0), Some(0.0))),
+            row("step", 1, (gb_s(0.0, 1.0, 1.0), None, Some(1.0))),
+        ]
+    );
+    // The times are those of the run that does not count.
+    assert_eq!(operations(&both), operations(&read));
+    assert_eq!(both.operations[0].total_ms, 0.009);
+    // Without it, those of the launches that were counted.
+    fs::remove_file(dir.path().join("a_results.db")).unwrap();
+    fs::remove_file(dir.path().join("a_pmc2_results.db")).unwrap();
+    let counted = read_results(dir.path()).unwrap();
+    assert_eq!(rates(&counted), rates(&read));
+    assert_eq!(operations(&counted), operations(&read));
 }
 
 /// A merged file has the tables of several processes.

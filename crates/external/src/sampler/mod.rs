@@ -11,6 +11,7 @@ mod limits;
 #[cfg(all(test, unix))]
 mod tests;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -46,59 +47,74 @@ const MAX_READINGS: usize = 1 << 20;
 pub enum Source {
     /// CPU time of this process, relative to `n_threads` threads.
     Process { n_threads: usize },
-    /// The driver's files of an AMD GPU: the `card`-th below `root`, which is `/sys`.
-    Sysfs { root: PathBuf, card: usize },
+    /// The driver's files of an AMD GPU.
+    Sysfs(sysfs::Card),
     /// `amd-smi metric`, run for each reading.
     AmdSmi { program: PathBuf, gpu: String },
     /// `nvidia-smi -lms`, which runs until it is stopped.
     NvidiaSmi { program: PathBuf, gpu: String },
 }
 
+/// Where gauges of GPUs are looked for.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// Folders of tools, as in the variable PATH.
+    pub path: OsString,
+    /// `/sys`, except in tests.
+    pub sysfs: PathBuf,
+}
+
+impl Default for Places {
+    fn default() -> Places {
+        Places {
+            path: std::env::var_os("PATH").unwrap_or_default(),
+            sysfs: PathBuf::from("/sys"),
+        }
+    }
+}
+
 impl Source {
-    /// Returns the gauge of a backend named as in [`rocmforge_profile::schema::Machine`]: `cpu`, `host:nv`, `cuda:0`,
-    /// `hip:0`. `env` reads environment variables, some of which hide GPUs and so renumber them.
+    /// Returns the gauge of a GPU named `hip:0` or `cuda:0`. Its address on the PCI bus, such as `0000:03:00.0`, is the
+    /// only name that HIP, CUDA, the kernel, amd-smi and nvidia-smi share: each numbers the GPUs in its own way.
     ///
     /// # Errors
-    /// If this machine has no such gauge.
-    pub fn of_backend(
-        backend: &str,
-        n_threads: usize,
-        env: &dyn Fn(&str) -> Option<String>,
+    /// If the address is unknown, or this machine has no gauge of the GPU.
+    pub fn of_gpu(
+        name: &str,
+        pci_address: Option<&str>,
+        places: &Places,
     ) -> Result<Source, ExternalError> {
-        let (kind, ordinal) = backend.split_once(':').unwrap_or((backend, "0"));
-        let ordinal = ordinal.parse::<usize>().unwrap_or(0);
-        let path = env("PATH").unwrap_or_default();
-        let find = |tool| super::tools::find(tool, path.as_ref());
         let missing = |reason: &str| ExternalError::Unavailable {
-            source_name: backend.to_string(),
+            source_name: name.to_string(),
             reason: reason.to_string(),
         };
-        match kind {
-            "cpu" | "host" => Ok(Source::Process { n_threads }),
-            "cuda" => {
-                let program = find("nvidia-smi").ok_or_else(|| {
-                    missing("nvidia-smi is not in PATH; it comes with the driver")
-                })?;
-                let gpu = visible(env("CUDA_VISIBLE_DEVICES"), ordinal);
-                Ok(Source::NvidiaSmi { program, gpu })
-            }
-            "hip" => {
-                let hidden = env("HIP_VISIBLE_DEVICES").or_else(|| env("ROCR_VISIBLE_DEVICES"));
-                let gpu = visible(hidden, ordinal);
-                let root = PathBuf::from("/sys");
-                let card = gpu.parse::<usize>().ok();
-                let known = sysfs::cards(&root);
-                if let Some(card) = card.filter(|card| *card < known.len())
-                    && known[card].busy(&known[card].state()).is_ok()
-                {
-                    return Ok(Source::Sysfs { root, card });
+        let Some(address) = pci_address else {
+            return Err(missing(
+                "its driver does not tell its PCI address, by which its sensors are found",
+            ));
+        };
+        let find = |tool| super::tools::find(tool, &places.path);
+        let gpu = address.to_string();
+        match name.split(':').next() {
+            Some("cuda") => match find("nvidia-smi") {
+                Some(program) => Ok(Source::NvidiaSmi { program, gpu }),
+                None => Err(missing(
+                    "nvidia-smi is not in PATH; it comes with the driver",
+                )),
+            },
+            Some("hip") => {
+                let cards = sysfs::cards(&places.sysfs).into_iter();
+                let card = cards
+                    .filter(|card| card.pci.eq_ignore_ascii_case(address))
+                    .find(|card| card.busy(&card.state()).is_ok());
+                match (card, find("amd-smi")) {
+                    (Some(card), _) => Ok(Source::Sysfs(card)),
+                    (None, Some(program)) => Ok(Source::AmdSmi { program, gpu }),
+                    (None, None) => Err(missing(&format!(
+                        "{} has no gpu_busy_percent of {address}, and amd-smi is not in PATH",
+                        places.sysfs.join("class/drm").display()
+                    ))),
                 }
-                let program = find("amd-smi").ok_or_else(|| {
-                    missing(
-                        "neither /sys/class/drm/card*/device/gpu_busy_percent nor amd-smi was found",
-                    )
-                })?;
-                Ok(Source::AmdSmi { program, gpu })
             }
             _ => Err(missing("this kind of device has no gauge")),
         }
@@ -110,10 +126,7 @@ impl Source {
             Source::Process { n_threads } => {
                 format!("CPU time of this process over {n_threads} threads")
             }
-            Source::Sysfs { root, card } => match sysfs::cards(root).get(*card) {
-                Some(card) => format!("sysfs ({}, {})", card.name, card.pci),
-                None => "sysfs".to_string(),
-            },
+            Source::Sysfs(card) => format!("sysfs ({}, {})", card.name, card.pci),
             Source::AmdSmi { gpu, .. } => format!("amd-smi (GPU {gpu})"),
             Source::NvidiaSmi { gpu, .. } => format!("nvidia-smi (GPU {gpu})"),
         }
@@ -123,19 +136,10 @@ impl Source {
     fn probe(&self, every: Duration, patience: Duration) -> Result<Box<dyn Probe>, ExternalError> {
         match self {
             Source::Process { n_threads } => Ok(Box::new(ProcessTime::new(*n_threads)?)),
-            Source::Sysfs { root, card } => {
-                let cards = sysfs::cards(root);
-                let found = cards.into_iter().nth(*card);
-                let found = found.ok_or_else(|| ExternalError::Unavailable {
-                    source_name: "sysfs".to_string(),
-                    reason: format!(
-                        "{} has no AMD GPU number {card}",
-                        root.join("class/drm").display()
-                    ),
-                })?;
+            Source::Sysfs(card) => {
                 // Fail before the run rather than after it.
-                found.busy(&found.state())?;
-                Ok(Box::new(found))
+                card.busy(&card.state())?;
+                Ok(Box::new(card.clone()))
             }
             Source::AmdSmi { program, gpu } => {
                 let mut probe = AmdSmi {
@@ -153,17 +157,6 @@ impl Source {
                 Ok(Box::new(started))
             }
         }
-    }
-}
-
-/// Returns the `ordinal`-th entry of a list such as CUDA_VISIBLE_DEVICES.
-fn visible(list: Option<String>, ordinal: usize) -> String {
-    let entry = list
-        .as_deref()
-        .and_then(|list| list.split(',').nth(ordinal));
-    match entry.map(str::trim).filter(|entry| !entry.is_empty()) {
-        Some(entry) => entry.to_string(),
-        None => ordinal.to_string(),
     }
 }
 

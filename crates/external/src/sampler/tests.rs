@@ -114,27 +114,24 @@ fn reads_sysfs_during_a_run() {
         ("mem_info_vram_used", "5000000000"),
     ];
     tree(dir.path(), &[("card1", "0000:03:00.0", files)]);
-    let source = |card| Source::Sysfs {
-        root: dir.path().to_path_buf(),
-        card,
-    };
-    let found = Sampler::start(&source(0), LONG).unwrap().finish().unwrap();
+    let source = Source::Sysfs(sysfs::cards(dir.path()).remove(0));
+    let found = Sampler::start(&source, LONG).unwrap().finish().unwrap();
     assert_eq!(found.busy_percent.mean, 93.0);
     assert_eq!(found.memory_used_bytes, Some(5_000_000_000));
     assert!(found.meets_target);
     assert_eq!(found.source, "sysfs (card1, 0000:03:00.0)");
-    let none = Sampler::start(&source(1), LONG).err().unwrap().to_string();
-    assert!(none.contains("no AMD GPU number 1"), "{none}");
 
     // The GPU disappears between two readings.
-    let sampler = Sampler::start(&source(0), Duration::from_millis(1)).unwrap();
+    let sampler = Sampler::start(&source, Duration::from_millis(1)).unwrap();
     fs::remove_dir_all(dir.path().join("devices")).unwrap();
     let start = Instant::now();
     while !sampler.worker.as_ref().unwrap().is_finished() && start.elapsed() < LONG {
         std::thread::yield_now();
     }
-    let gone = sampler.finish().unwrap_err().to_string();
-    assert!(gone.contains("gpu_busy_percent"), "{gone}");
+    for gone in [sampler.finish().err(), Sampler::start(&source, LONG).err()] {
+        let gone = gone.unwrap().to_string();
+        assert!(gone.contains("gpu_busy_percent"), "{gone}");
+    }
 }
 
 fn nvidia(dir: &Path, text: &str) -> Result<Utilization, ExternalError> {
@@ -269,39 +266,65 @@ fn runs_amd_smi_for_each_reading() {
     }
 }
 
+/// HIP numbers its GPUs in another order than the kernel, and in one that depends on variables; the kernel numbers its
+/// cards in the order in which it found them.
 #[test]
-fn finds_the_gauge_of_a_backend() {
-    let dir = tempfile::tempdir().unwrap();
-    let program = script(dir.path(), "nvidia-smi", "exit 0");
-    let path = dir.path().to_str().unwrap().to_string();
-    let env = |hidden: &'static str| {
-        let path = path.clone();
-        move |name: &str| match name {
-            "PATH" => Some(path.clone()),
-            "CUDA_VISIBLE_DEVICES" if !hidden.is_empty() => Some(hidden.to_string()),
-            _ => None,
+fn gpus_are_joined_with_their_gauges_by_the_pci_address() {
+    let (tools, sys) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (near, far) = ("0000:03:00.0", "0000:c3:00.0");
+    let files: &[_] = &[("vendor", "0x1002"), ("gpu_busy_percent", "1")];
+    let silent: &[_] = &[("vendor", "0x1002")];
+    tree(
+        sys.path(),
+        &[
+            ("card0", far, files),
+            ("card1", near, files),
+            ("card2", "0000:e3:00.0", silent),
+        ],
+    );
+    let places = Places {
+        path: tools.path().into(),
+        sysfs: sys.path().to_path_buf(),
+    };
+    let of = |name: &str, pci: &str| Source::of_gpu(name, Some(pci), &places);
+    let error = |name: &str, pci: Option<&str>| {
+        let error = Source::of_gpu(name, pci, &places).unwrap_err();
+        error.to_string()
+    };
+    for name in ["hip:0", "hip:1"] {
+        for (pci, card) in [(near, "card1"), (far, "card0"), ("0000:C3:00.0", "card0")] {
+            let found = of(name, pci).unwrap().name();
+            assert_eq!(
+                found,
+                format!("sysfs ({card}, {})", pci.to_ascii_lowercase())
+            );
         }
-    };
-    let of = |backend: &str, hidden| Source::of_backend(backend, 6, &env(hidden));
-    for backend in ["cpu", "host:nv"] {
-        assert_eq!(of(backend, "").unwrap(), Source::Process { n_threads: 6 });
     }
-    let gpu = |gpu: &str| Source::NvidiaSmi {
-        program: program.clone(),
-        gpu: gpu.to_string(),
-    };
-    assert_eq!(of("cuda:1", "").unwrap(), gpu("1"));
-    assert_eq!(of("cuda:1", "3,GPU-1234").unwrap(), gpu("GPU-1234"));
-    assert_eq!(of("cuda:2", "3,5").unwrap(), gpu("2"));
-    let nothing = |name: &str| (name == "PATH").then(|| "/no/such/folder".to_string());
-    for (backend, part) in [
-        ("cuda:0", "nvidia-smi"),
-        ("hip:9", "amd-smi"),
-        ("tpu:0", "no gauge"),
+    for (name, pci, part) in [
+        // Nothing is guessed, even if there is one card only.
+        ("hip:0", None, "does not tell its PCI address"),
+        ("cuda:0", None, "does not tell its PCI address"),
+        ("cuda:0", Some(near), "nvidia-smi is not in PATH"),
+        (
+            "hip:0",
+            Some("0000:e3:00.0"),
+            "no gpu_busy_percent of 0000:e3:00.0",
+        ),
+        ("hip:0", Some("0000:04:00.0"), "amd-smi is not in PATH"),
+        ("tpu:0", Some(near), "no gauge"),
     ] {
-        let error = Source::of_backend(backend, 1, &nothing)
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains(part), "{error}");
+        let error = error(name, pci);
+        assert!(error.contains(part) && error.contains(name), "{error}");
     }
+    let amd = script(tools.path(), "amd-smi", "exit 0");
+    let nvidia = script(tools.path(), "nvidia-smi", "exit 0");
+    for pci in ["0000:e3:00.0", "0000:04:00.0"] {
+        let (program, gpu) = (amd.clone(), pci.to_string());
+        assert_eq!(of("hip:0", pci).unwrap(), Source::AmdSmi { program, gpu });
+    }
+    let (program, gpu) = (nvidia, near.to_string());
+    assert_eq!(
+        of("cuda:1", near).unwrap(),
+        Source::NvidiaSmi { program, gpu }
+    );
 }

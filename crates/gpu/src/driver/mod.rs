@@ -224,7 +224,7 @@ impl Driver {
     }
 
     /// Returns the PCI address in the kernel's form, if the driver says it.
-    fn pci_address(&self, ordinal: i32) -> Option<String> {
+    pub(crate) fn pci_address(&self, ordinal: i32) -> Option<String> {
         let mut text = [0u8; 64];
         // SAFETY: the driver writes at most `text.len()` bytes, the last one a NUL.
         let code = unsafe {
