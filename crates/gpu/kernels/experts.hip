@@ -51,7 +51,7 @@ DEV void sort_few(const RouteParams& p, const u32* chosen) {
 #pragma unroll
     for (u32 kind = 0; kind < N_KINDS; kind++) own |= div_up(same, p.lists[kind].n_rows) << kind * BITS;
     tiles_of[i] = is_first ? own : 0;
-    barrier();
+    shared_barrier();
     u32 tiles_before = 0, all = 0;
     for (u32 j = 0; j < n; j++) {
         all += tiles_of[j];
@@ -92,7 +92,7 @@ DEV Sums sums_before(u32 v, u32* part) {
         if (lane() >= step) sum += other;
     }
     if (lane() == WARP_SIZE - 1) part[wave()] = sum;
-    barrier();
+    shared_barrier();
     Sums sums = {sum - v, 0};
     for (u32 w = 0; w < SORT_WAVES; w++) {
         if (w < wave()) sums.before += part[w];

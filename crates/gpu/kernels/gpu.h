@@ -406,7 +406,7 @@ template <typename R, u32 THREADS, typename T> DEV T block_reduce(T v, T* part, 
     v = wave_reduce<R>(v, at);
     if constexpr (N_WAVES == 1) return v;
     if (lane() == 0) part[wave()] = v;
-    barrier(at);
+    shared_barrier(at);
     v = part[0];
 #pragma unroll
     for (u32 i = 1; i < N_WAVES; i++) v = R::of(v, part[i]);

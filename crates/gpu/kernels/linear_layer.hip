@@ -158,7 +158,7 @@ template <u32 LANES, u32 N_THREADS, bool NORM> DEV void linear_decode(const Deco
     u32 n_done = 0;
     for (; n_done < place.n_kept && p.kept[place.first_kept + n_done].n_rows == 0; n_done++)
         keep(p.kept[place.first_kept + n_done].slot);
-    barrier();
+    shared_barrier();
     const float known = state.sum(shape.delta ? state.product(k) : 0.0f);
     const float out = state.sum(state.change(k, q, factor, beta * (v - factor * known)));
     keep(place.slot);

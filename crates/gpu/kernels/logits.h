@@ -25,7 +25,7 @@ template <u32 THREADS> DEV u64 block_best(u64 key, u64* part) {
         key = max_of(key, (u64)high << 32 | low);
     }
     if (lane() == 0) part[wave()] = key;
-    barrier();
+    shared_barrier();
     key = part[0];
 #pragma unroll
     for (u32 i = 1; i < THREADS / WARP_SIZE; i++) key = max_of(key, part[i]);

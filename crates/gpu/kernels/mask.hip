@@ -26,7 +26,7 @@ KERNEL(forbid, ForbidParams, MASK_THREADS) {
     const u32 row = uniform(mask[0]), word = bid_y() * MASK_THREADS + tid();
     if (row >= p.n_rows) return;
     words[tid()] = word < p.n_words ? mask[1 + word] : 0;
-    barrier();
+    shared_barrier();
     float* logits = p.logits + (u64)row * p.n_vocab;
     const u32 first = bid_y() * MASK_THREADS * BITS;
     for (u32 i = tid(); i < MASK_THREADS * BITS && first + i < p.n_vocab; i += MASK_THREADS) {

@@ -46,7 +46,7 @@ struct Parts {
         float weight = mine ? exp2_fast(exponent - max) : 0.0f;
         float sum = block_reduce<Sum, THREADS>(mine ? weight * of_split : 0.0f, part_of_sum);
         weights[tid()] = weight / (sum + scores.sink_weight(head, max));
-        barrier();
+        shared_barrier();
 
         f32x4 acc = {{0.0f, 0.0f, 0.0f, 0.0f}};
         auto add = [&](const f32x4& x, u32 s) {
@@ -60,7 +60,7 @@ struct Parts {
         }
         for (u32 s = set + EARLY * n_sets; s < n_of_set; s += n_sets) add(*(const f32x4*)(of_thread + s * dim), s);
         if (set < n_sets) *(f32x4*)(of_sets + set * dim + d) = acc;
-        barrier();
+        shared_barrier();
         for (u32 i = tid(); i < dim; i += THREADS) {
             float total = 0.0f;
             for (u32 s = 0; s < n_sets; s++) total += of_sets[s * dim + i];

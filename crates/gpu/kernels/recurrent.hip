@@ -224,7 +224,7 @@ template <u32 LANES, Decay OF> DEV void linear_attention(const LinearParams& p) 
     rows.load(loaded, 0, n);
     for (u32 row = 0, half = 0; row < n_rows; half ^= 1) {
         Of::put(loaded, tiles, half);
-        barrier();
+        shared_barrier();
         const u32 after = row + n, n_next = rows_from(after);
         rows.load(loaded, after, n_next);
         // The output of the row before, whose sum over threads is taken together with that of the next row's key.

@@ -47,7 +47,7 @@ DEV void route_single(const RouteParams& p) {
     const bool is_padding = uniform(p.seq_of_row[0]) == NO_ROW;
     const u32 order = expert == known ? order_of(without_nan(scores.key(known))) : 0;
     orders[expert] = order;
-    barrier();
+    shared_barrier();
     u32 rank = 0;
     for (u32 first = 0; first < p.n_experts; first += 4) {
         const u32x4 others = load16(orders + first);
@@ -55,7 +55,7 @@ DEV void route_single(const RouteParams& p) {
         for (u32 i = 0; i < 4; i++) rank += others[i] > order || (others[i] == order && first + i < expert);
     }
     if (expert == known && rank < p.n_used) chosen[rank] = expert;
-    barrier();
+    shared_barrier();
     const u32 n_rows = is_padding ? 0 : p.n_choices;
     if (tid() == 0) *p.n_rows = n_rows;
     if (uniform(wave()) == 0) {

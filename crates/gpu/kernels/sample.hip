@@ -110,7 +110,7 @@ DEV u32 select(const Counter& share, u32 top_k, u64* keys, u32* part) {
     total = block_scan(share.count(bound), part, before);
     u32 n_sorted = 2;
     while (n_sorted < total) n_sorted *= 2;
-    barrier();
+    shared_barrier();
     for (u32 i = tid(); i < n_sorted; i += THREADS)
         if (i >= total) keys[i] = 0;
     for (u32 i = tid(); i < share.n_vocab; i += THREADS) {
@@ -123,12 +123,12 @@ DEV u32 select(const Counter& share, u32 top_k, u64* keys, u32* part) {
 
 // Softmax numerators of the first n candidates; thread i computes candidate i.
 DEV void put_weights(double* weights, const u64* keys, u32 n, float temperature) {
-    barrier();
+    shared_barrier();
     if (tid() < n) {
         float best = logit_of(keys[0]) / temperature, logit = logit_of(keys[tid()]) / temperature;
         weights[tid()] = exp_f64((double)(logit - best));
     }
-    barrier();
+    shared_barrier();
 }
 
 // Divides weights by their sum. Run by one thread.
@@ -171,7 +171,7 @@ KERNEL(sample, SampleParams, THREADS) {
         n = temperature > 0.0f ? max_of(kept, 1u) : 1;
         n_left[0] = min_of(n, total);
     }
-    barrier();
+    shared_barrier();
     n = n_left[0];
     if (temperature > 0.0f) put_weights(weights, keys, n, temperature);
     if (tid() == 0) {

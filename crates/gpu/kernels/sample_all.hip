@@ -170,7 +170,7 @@ KERNEL(weigh, SampleAllParams, THREADS) {
     const Weights all = Weights::of(p);
     if (!all.best) return;
     low[tid()] = high[tid()] = 0;
-    barrier();
+    shared_barrier();
     const Slice slice = Slice::of(p);
     for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) {
         const float logit = all.logits[i];
@@ -181,7 +181,7 @@ KERNEL(weigh, SampleAllParams, THREADS) {
         const u32 carry = fetch_add_shared(low + bin, lower) + lower < lower, upper = (u32)(weight >> 32) + carry;
         if (upper) fetch_add_shared(high + bin, upper);
     }
-    barrier();
+    shared_barrier();
     const u64 sum = (u64)high[tid()] << 32 | low[tid()];
     if (sum) fetch_add(p.scratch[bid_x()].bins[p.stage] + tid(), sum);
 }
@@ -198,13 +198,13 @@ struct Target {
 template <typename T> DEV T prefix_sum(T value, T* sums) {
     sums[tid()] = value;
     for (u32 d = 1; d < THREADS; d *= 2) {
-        barrier();
+        shared_barrier();
         const T other = tid() >= d ? sums[tid() - d] : T{};
-        barrier();
+        shared_barrier();
         value += other;
         sums[tid()] = value;
     }
-    barrier();
+    shared_barrier();
     return value;
 }
 
@@ -232,22 +232,22 @@ KERNEL(gather, SampleAllParams, THREADS) {
         found.above = bin ? sums[bin - 1] : 0;
         found.total = total;
     }
-    barrier();
+    shared_barrier();
     // The sums are no longer needed.
     u64* keys = sums;
     if (tid() == 0) *n_keys = 0;
-    barrier();
+    shared_barrier();
     const Slice slice = Slice::of(p);
     for (u32 i = slice.first + tid(); i < slice.end; i += THREADS) {
         if (!all.is_in(bin, i)) continue;
         const u32 at = fetch_add_shared(n_keys, 1);
         if (at < THREADS) keys[at] = key_of(all.logits[i], i);
     }
-    barrier();
+    shared_barrier();
     const u32 n = *n_keys;
     if (n == 0) return;
     if (tid() == 0) *first = (u32)fetch_add(&found.n, n);
-    barrier();
+    shared_barrier();
     if (tid() < min_of(n, THREADS) && *first + tid() < THREADS) scratch.keys[*first + tid()] = keys[tid()];
 }
 
@@ -283,7 +283,7 @@ KERNEL(pick, SampleAllParams, THREADS) {
                 inverse_of_least = max_of(inverse_of_least, ~key);
             }
             u64 to = uniform64(block_best<THREADS>(greatest, keys)) + 1;
-            barrier();
+            shared_barrier();
             u64 from = uniform64(~block_best<THREADS>(inverse_of_least, keys));
             while (n > THREADS) {
                 const u64 middle = from + (to - from) / 2;
@@ -295,7 +295,7 @@ KERNEL(pick, SampleAllParams, THREADS) {
             for (u32 i = tid(); i < all.n_vocab; i += THREADS) own += all.is_between(from, to, i) ? 1 : 0;
             block_scan(own, part, before);
             keys[tid()] = 0;
-            barrier();
+            shared_barrier();
             for (u32 i = tid(); i < all.n_vocab; i += THREADS)
                 if (all.is_between(from, to, i)) keys[before++] = key_of(all.logits[i], i);
         }

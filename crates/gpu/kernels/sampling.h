@@ -58,9 +58,9 @@ DEV u32 block_scan(u32 v, u32* part, u32& before) {
         u32 other = shuffle(sum, lane() >= d ? lane() - d : lane());
         if (lane() >= d) sum += other;
     }
-    barrier();
+    shared_barrier();
     if (lane() == WARP_SIZE - 1) part[wave()] = sum;
-    barrier();
+    shared_barrier();
     u32 total = 0;
     before = sum - v;
     for (u32 w = 0; w < THREADS / WARP_SIZE; w++) {
@@ -74,7 +74,7 @@ DEV u32 block_scan(u32 v, u32* part, u32& before) {
 DEV void sort_keys(u64* keys, u32 n) {
     for (u32 size = 2; size <= n; size *= 2) {
         for (u32 stride = size / 2; stride > 0; stride /= 2) {
-            barrier();
+            shared_barrier();
             for (u32 t = tid(); t < n / 2; t += THREADS) {
                 u32 low = t / stride * stride * 2 + t % stride, high = low + stride;
                 u64 a = keys[low], b = keys[high];
@@ -83,7 +83,7 @@ DEV void sort_keys(u64* keys, u32 n) {
             }
         }
     }
-    barrier();
+    shared_barrier();
 }
 
 // The sum over the block, with the same bits in every thread.
@@ -94,9 +94,9 @@ DEV double block_sum(double v, double* part) {
         u32 low = shuffle_xor((u32)b, mask), high = shuffle_xor((u32)(b >> 32), mask);
         v += bits<double>((u64)high << 32 | low);
     }
-    barrier();
+    shared_barrier();
     if (lane() == 0) part[wave()] = v;
-    barrier();
+    shared_barrier();
     double sum = 0.0;
 #pragma unroll 4
     for (u32 w = 0; w < THREADS / WARP_SIZE; w++) sum += part[w];

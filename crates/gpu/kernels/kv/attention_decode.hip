@@ -121,7 +121,7 @@ KERNEL(generic, DecodeParams, THREADS) {
     for (u32 i = tid(); i < n_sums; i += THREADS) acc[i] = 0.0f;
     float greatest = UNSEEN, sum = 0.0f;
     for (u32 tile = first; tile <= last; tile += TILE) {
-        barrier();
+        shared_barrier();
         u32 pos = tile + tid();
         float x = UNSEEN;
         if (pos <= last) {
@@ -136,7 +136,7 @@ KERNEL(generic, DecodeParams, THREADS) {
         greatest = max;
         weights[tid()] = weight;
         sum = fma(sum, rescale, block_reduce<Sum, THREADS>(weight, part_of_sum));
-        barrier();
+        shared_barrier();
         u32 n = min_of(TILE, last + 1 - tile);
         for (u32 at = tid(); at < n_sums; at += THREADS) {
             float total = acc[at] * rescale;
@@ -149,7 +149,7 @@ KERNEL(generic, DecodeParams, THREADS) {
     }
     sum += p.scores.sink_weight(head, greatest);
     float* out = p.out + ((u64)row * p.n_heads + head) * p.v_dim;
-    barrier();
+    shared_barrier();
     for (u32 i = tid(); i < p.v_dim; i += THREADS) {
         float total = acc[i];
         for (u32 at = i + p.v_dim; at < n_sums; at += p.v_dim) total += acc[at];
