@@ -38,7 +38,8 @@ struct HalfProduct {
 };
 
 struct HalfParams {
-    // [n_in / 64, parts of x, n_octets], 1,024 bytes each, and what to multiply the sums of each row with.
+    // [n_in / 64, parts of x, n_octets], 1,024 bytes each, and what to multiply the sums of each row with. Where n_octets is 0,
+    // codes [n_rows, n_in] and their scales [n_rows, n_in / 256] (half_few.h).
     const u8* x;
     const float* factors;
     // Sums of divided tiles, two for each block, and for each block's share of these tiles the number of parts that are

@@ -10,6 +10,10 @@
 // of the round before are multiplied, the first weights of dense products while the kernels before run. Activations come through
 // the cache, in the order in which lanes take them (hopper/half_acts.hip).
 //
+// Codes with a scale for each 256 values may be taken as they are, of up to eight rows at a time: they become f16 numbers in
+// registers, exactly, and their scales multiply the sums of each round. That saves the launch that converts them; of more rows,
+// blocks would convert them too often. Of those with a scale for each 32 values, a product has values of four such groups.
+//
 // The grid is [tiles of all products]: those of the same outputs follow one another, so that weights are in the cache. Of experts
 // it is [blocks of outputs, tiles of rows]. Shared memory: SHARED_BYTES / THREADS for each thread.
 #pragma once
@@ -25,14 +29,22 @@ template <typename F, u32 MOST> struct HalfFew {
     using Coming = Chunks<F, WARP_SIZE, 2>;
     // Rows of long blocks are whole rounds.
     static constexpr bool WHOLE = F::LEN % ROUND == 0;
-    static constexpr u32 SUMS = OUTS * 8 * MOST, WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
+    // Whether x may be codes, and `factors` their scales.
+    static constexpr bool TAKES_CODES = takes_codes<F>();
+    static constexpr u32 SUMS = OUTS * 8 * MOST,
+                         WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
     static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = MOST == 1 ? 3 : 2, CLUSTER = 1;
 
     const HalfParams& p;
     u8* shared;
     HalfProduct product;
     u32 first_out, first_row, n_rows, octet;
+    // Octets of the tile before those that are multiplied.
+    u32 octets_done;
     float scale;
+    // Of the tile's first row.
+    const u8* codes;
+    const float* code_scales;
     Block<F, Planes> rows[2];
 
     // Finds what the block computes. Returns false if there is nothing.
@@ -44,7 +56,9 @@ template <typename F, u32 MOST> struct HalfFew {
         const u32 in_product = tile - product.first_tile, n_row_tiles = p.tiles ? 1 : p.n_row_tiles;
         const u32 row_tile = in_product % n_row_tiles;
         first_out = in_product / n_row_tiles * OUTS;
-        first_row = row_tile * ROWS, octet = row_tile * OCTETS, n_rows = min_of(ROWS, p.n_rows - first_row), scale = 1.0f;
+        first_row = row_tile * ROWS, octet = row_tile * OCTETS, n_rows = min_of(ROWS, p.n_rows - first_row),
+        scale = 1.0f;
+        octets_done = 0;
         if (p.tiles) {
             // Which weights a block takes depends on the kernels before.
             begin();
@@ -56,11 +70,17 @@ template <typename F, u32 MOST> struct HalfFew {
             product.out = moved(product.out, e.expert * p.out_skip);
             first_row = e.first_row, n_rows = e.n_rows, octet = first_octet(e, bid_y());
         }
+        if constexpr (TAKES_CODES) {
+            codes = p.x + (u64)first_row * product.w.n_in;
+            code_scales = p.factors + (u64)first_row * (product.w.n_in / 256);
+        }
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
             rows[i] = Block<F, Planes>::of(product.w, min_of(first_out + lane() / 4 + 8 * i, product.w.n_out - 1));
         return true;
     }
+
+    DEV_MEMBER bool has_codes() const { return TAKES_CODES && p.n_octets == 0; }
 
     DEV_MEMBER u32 n_rounds() const { return div_up(product.w.n_in, ROUND); }
 
@@ -80,19 +100,79 @@ template <typename F, u32 MOST> struct HalfFew {
         coming.end();
     }
 
-    // The values of B of a round, of N octets of rows and one part of x: two steps in each.
-    template <u32 N> struct Activations {
-        u32x4 steps[4][N];
+    // The values of B of a round, of N octets of rows and one part of x. A piece are those of two products.
+    template <u32 N> struct Values {
+        u32x4 pieces[4][N];
+
         DEV_MEMBER void load(const HalfFew& few, u32 round, u32 i, u32 part = 0) {
             const u64 block = (u64)((2 * round + i / 2) * X_PARTS<F> + part) * few.p.n_octets + few.octet;
             const u8* from = few.p.x + block * wgmma::OCTET_BYTES + i % 2 * (WARP_SIZE * 16) + lane() * 16;
 #pragma unroll
-            for (u32 o = 0; o < N; o++) steps[i][o] = load16(from + o * wgmma::OCTET_BYTES);
+            for (u32 o = 0; o < N; o++) pieces[i][o] = load16(from + o * wgmma::OCTET_BYTES);
+        }
+        // Loads what the products up to number s needed, for another round.
+        DEV_MEMBER void load_after(const HalfFew& few, u32 round, u32 s) {
+            if (s % 2) load(few, round, s / 2);
+        }
+        DEV_MEMBER void load_all(const HalfFew& few, u32 round, u32 part = 0) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) load(few, round, i, part);
+        }
+        DEV_MEMBER u32 pair(u32 s, u32 o, u32 odd) const { return pieces[s / 2][o].v[2 * (s % 2) + odd]; }
+        template <typename Each> DEV_MEMBER void each_word(Each each) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+#pragma unroll
+                for (u32 o = 0; o < N; o++)
+#pragma unroll
+                    for (u32 w = 0; w < 4; w++) each(pieces[i][o].v[w]);
         }
     };
 
+    // The same as codes: a lane has 32 of a row, which are one after the other. In place of rows past the tile's last one it has
+    // that one, whose sums are not stored.
+    template <u32 N> struct Codes {
+        u32x4 halves[2][N];
+
+        // Where the lane's row of octet o begins.
+        DEV_MEMBER static u32 row(const HalfFew& few, u32 o) {
+            return min_of(8 * (few.octets_done + o) + lane() / 4, few.n_rows - 1) * few.product.w.n_in;
+        }
+        DEV_MEMBER void load(const HalfFew& few, u32 round, u32 i) {
+#pragma unroll
+            for (u32 o = 0; o < N; o++)
+                halves[i][o] = load16(few.codes + row(few, o) + round * ROUND + lane() % 4 * 32 + i * 16);
+        }
+        // The scale of the lane's row of octet o in a round.
+        DEV_MEMBER static float scale(const HalfFew& few, u32 o, u32 round) {
+            return few.code_scales[row(few, o) / 256 + round / 2];
+        }
+        DEV_MEMBER void load_after(const HalfFew& few, u32 round, u32 s) {
+            if (s % 4 == 3) load(few, round, s / 4);
+        }
+        DEV_MEMBER void load_all(const HalfFew& few, u32 round, u32 = 0) { load(few, round, 0), load(few, round, 1); }
+        // Byte b as an f16 number is 1024 + b, of which the code is b - 128 with the sign's bit turned.
+        DEV_MEMBER u32 pair(u32 s, u32 o, u32 odd) const {
+            const u32 bytes = halves[s / 4][o].v[s % 4] >> 8 * odd & 0x00ff00ffu;
+            return fma_halves(bytes ^ 0x64806480u, 0x3c003c00u, 0xe480e480u);
+        }
+        template <typename Each> DEV_MEMBER void each_word(Each each) {
+#pragma unroll
+            for (u32 i = 0; i < 2; i++)
+#pragma unroll
+                for (u32 o = 0; o < N; o++)
+#pragma unroll
+                    for (u32 w = 0; w < 4; w++) each(halves[i][o].v[w]);
+        }
+    };
+
+    template <u32 N, bool CODES> DEV_MEMBER static auto activations() {
+        if constexpr (CODES) return Codes<N>{};
+        else return Values<N>{};
+    }
+
     // Writes the sums of the wave's rounds, of N octets of rows.
-    template <u32 N> DEV_MEMBER void multiply(float up) const {
+    template <u32 N, bool CODES = false> DEV_MEMBER void multiply(float up) const {
         const u32 n_rounds = this->n_rounds(), step = n_waves();
         const Coming coming{of_wave(wave()), lane()};
         F next[2];
@@ -100,17 +180,11 @@ template <typename F, u32 MOST> struct HalfFew {
         else load(next, wave());
         if (!p.tiles) begin();
         float acc[N][4] = {};
-        Activations<N> x;
+        auto x = activations<N, CODES>();
         if constexpr (COPIES) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                x.load(*this, min_of(wave(), n_rounds - 1), i);
-                // LLVM would make one of these loads and of those in the loop, at its start.
-#pragma unroll
-                for (u32 o = 0; o < N; o++)
-#pragma unroll
-                    for (u32 w = 0; w < 4; w++) x.steps[i][o].v[w] = opaque(x.steps[i][o].v[w]);
-            }
+            x.load_all(*this, min_of(wave(), n_rounds - 1));
+            // LLVM would make one of these loads and of those in the loop, at its start.
+            x.each_word([](u32& word) { word = opaque(word); });
         }
         u32 place = 0;
         for (u32 round = uniform(wave()); round < n_rounds; round += step) {
@@ -123,33 +197,39 @@ template <typename F, u32 MOST> struct HalfFew {
                 place = 1 - place;
             } else {
                 raw[0] = next[0], raw[1] = next[1];
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) x.load(*this, round, i);
+                x.load_all(*this, round);
             }
+            float scales[N];
+            if constexpr (CODES)
+#pragma unroll
+                for (u32 o = 0; o < N; o++) scales[o] = Codes<N>::scale(*this, o, round);
             const u32 in_block = place_in_block<F>(4 * round + lane() % 4);
             const HalfWeights<F> weights[2] = {{raw[0], in_block, up}, {raw[1], in_block, up}};
             if constexpr (!COPIES) load(next, round + step);
+            float of_round[N][4] = {};
 #pragma unroll
             for (u32 part = 0; part < X_PARTS<F>; part++) {
-                if (part > 0)
+                if constexpr (X_PARTS<F> > 1)
+                    if (part > 0) x.load_all(*this, round, part);
 #pragma unroll
-                    for (u32 i = 0; i < 4; i++) x.load(*this, round, i, part);
+                for (u32 s = 0; s < 8; s++) {
+                    mma::Words<4> a;
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) {
+                    for (u32 w = 0; w < 4; w++) a.v[w] = weights[w % 2].pair(s, w / 2);
 #pragma unroll
-                    for (u32 s = 2 * i; s < 2 * i + 2; s++) {
-                        mma::Words<4> a;
-#pragma unroll
-                        for (u32 w = 0; w < 4; w++) a.v[w] = weights[w % 2].pair(s, w / 2);
-#pragma unroll
-                        for (u32 o = 0; o < N; o++) {
-                            const u32x4& b = x.steps[i][o];
-                            mma::mma_f16(acc[o], a, b.v[2 * (s % 2)], b.v[2 * (s % 2) + 1]);
-                        }
-                    }
-                    if constexpr (COPIES) x.load(*this, min_of(round + step, n_rounds - 1), i);
+                    for (u32 o = 0; o < N; o++)
+                        mma::mma_f16(CODES ? of_round[o] : acc[o], a, x.pair(s, o, 0), x.pair(s, o, 1));
+                    if constexpr (COPIES) x.load_after(*this, min_of(round + step, n_rounds - 1), s);
                 }
             }
+            if constexpr (CODES)
+#pragma unroll
+                for (u32 o = 0; o < N; o++) {
+                    const float first = shuffle(scales[o], lane() % 4 * 8),
+                                second = shuffle(scales[o], lane() % 4 * 8 + 4);
+#pragma unroll
+                    for (u32 e = 0; e < 4; e++) acc[o][e] = fma(of_round[o][e], e % 2 ? second : first, acc[o][e]);
+                }
         }
         float* sums = (float*)of_wave(wave());
         // Its lanes are done with the weights there.
@@ -171,23 +251,31 @@ template <typename F, u32 MOST> struct HalfFew {
             float sum = 0.0f;
             for (u32 k = 0; k < n_waves(); k++) sum += ((const float*)of_wave(k))[i];
             float* to = product.out + (u64)row * stride + out;
-            sum = fma(sum * (HalfWeights<F>::down(up) * scale), p.factors[row], product.bias ? product.bias[out] : 0.0f);
+            const float factor = has_codes() ? 1.0f : p.factors[row];
+            sum = fma(sum * (HalfWeights<F>::down(up) * scale), factor, product.bias ? product.bias[out] : 0.0f);
             *to = product.mode & ADD ? *to + sum : sum;
         }
+    }
+
+    // Of an octet of rows.
+    DEV_MEMBER void multiply_octet(float up) const {
+        if constexpr (TAKES_CODES)
+            if (has_codes()) return multiply<1, true>(up);
+        multiply<1>(up);
     }
 
     DEV_MEMBER void run() {
         if (!find()) return;
         const float up = HalfWeights<F>::up(product.w);
         if constexpr (MOST == 1) {
-            for (u32 first = 0; first < n_rows; first += 8, octet++) {
-                multiply<1>(up);
+            for (u32 first = 0; first < n_rows; first += 8, octet++, octets_done++) {
+                multiply_octet(up);
                 barrier();
                 store(first, up);
                 barrier();
             }
         } else {
-            if (n_rows <= 8) multiply<1>(up);
+            if (n_rows <= 8) multiply_octet(up);
             else if (n_rows <= 16) multiply<2>(up);
             else if (n_rows <= 24) multiply<3>(up);
             else multiply<4>(up);

@@ -110,3 +110,8 @@ template <> struct HalfForm<BF16> {
 };
 template <typename F> constexpr u32 X_PARTS = 1;
 template <typename F> constexpr u32 X_PARTS<Floats<F>> = 2;
+// Whether the GEMM of few rows may take codes in place of f16 numbers.
+template <typename F> constexpr bool takes_codes() {
+    if constexpr (X_PARTS<F> > 1) return false;
+    else return F::ACT_BLOCK == 256;
+}

@@ -12,7 +12,7 @@ use self::division::{COSTS, Cost, Division, WARP, is_small, waves_of};
 use super::attention::MAX_ANSWER_ROWS;
 use super::formats::format_modules;
 use super::gemv::MAX_ROWS;
-use super::jobs::{FEW, Work, address};
+use super::jobs::{Experts, FEW, Work, address};
 use super::routing::{ExpertTile, Routing, TILE_ROWS, max_tiles};
 use super::rows::Weights;
 use super::select;
@@ -43,6 +43,8 @@ const BLOCKS_OF_FLOATS: usize = 2;
 const FEW_ROWS: usize = 16;
 /// With up to this many rows of experts on average, hardly any has more than eight.
 const OCTET_ROWS: usize = 4;
+/// With the experts of more tokens, converting the codes in each block takes longer than in a launch (H200).
+const MAX_TOKENS_OF_CODES: usize = 16;
 /// With up to this many rows, most experts fill one of the smaller tiles, of which two run at once.
 const SOME_ROWS: usize = 48;
 /// The tiles of [`TILE_ROWS`] that products of experts take.
@@ -519,7 +521,9 @@ pub(super) fn launch(
     works: &[Work<'_>],
 ) -> Result<(), GpuError> {
     let x = HalfActs::new(gpu, memory, works)?;
-    convert(gpu, &works[0], &x)?;
+    if !x.are_codes {
+        convert(gpu, &works[0], &x)?;
+    }
     let mut rest = works;
     while let Some(first) = rest.first() {
         let same = |work: &&Work<'_>| work.matrix.ty == first.matrix.ty;
@@ -530,10 +534,24 @@ pub(super) fn launch(
     Ok(())
 }
 
-/// Activations as f16.
+/// Whether the GEMM of few rows takes the codes as they are, eight rows at once. Sums then have other bits than those of
+/// converted ones.
+fn takes_codes(gpu: &Gpu, work: &Work<'_>) -> bool {
+    let are_few = match &work.experts {
+        Some(Experts { routing, .. }) => {
+            routing.n_tokens <= MAX_TOKENS_OF_CODES && routing.has_up_to(OCTET_ROWS)
+        }
+        None => work.x.n_rows <= OCTET,
+    };
+    are_few && work.x.form == ActFormat::Q8x256 && !gpu.takes(Variant::RowsAnswer)
+}
+
+/// Activations as f16, or codes that the GEMM of few rows takes as they are.
 struct HalfActs<'a> {
-    factors: Slice<'a, u8>,
-    values: Slice<'a, u8>,
+    /// Or the scales of the codes.
+    factors: Address,
+    values: Address,
+    are_codes: bool,
     n_octets: usize,
     /// Whether their order is that of the GEMM of few rows.
     is_few: bool,
@@ -550,13 +568,22 @@ impl<'a> HalfActs<'a> {
         let work = &works[0];
         let routing = work.experts.as_ref().map(|experts| &experts.routing);
         let n_octets = n_octets(gpu, &work.x, routing);
-        let factors = factor_bytes(work.x.n_rows);
-        let values = factors..factors + value_bytes(work.x.form, n_octets, work.x.width);
+        let is_few = is_few(gpu, works)?;
+        let are_codes = is_few && takes_codes(gpu, work);
+        let (factors, values) = match are_codes {
+            true => (work.x.scales.address(), work.x.codes.address()),
+            false => {
+                let factors = factor_bytes(work.x.n_rows);
+                let values = factors..factors + value_bytes(work.x.form, n_octets, work.x.width);
+                (memory.x.address(), memory.x.part(values).address())
+            }
+        };
         Ok(HalfActs {
-            factors: memory.x.part(0..factors),
-            values: memory.x.part(values),
-            n_octets,
-            is_few: is_few(gpu, works)?,
+            factors,
+            values,
+            are_codes,
+            n_octets: if are_codes { 0 } else { n_octets },
+            is_few,
             tiles: routing.map(|routing| routing.tiles[kind_of(gpu, routing)]),
         })
     }
@@ -591,8 +618,8 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
         codes: x.codes.address(),
         scales: x.scales.address(),
         values: x.values.address(),
-        x: to.values.address(),
-        factors: to.factors.address(),
+        x: to.values,
+        factors: to.factors,
         tiles: to.table(),
         n_rows: x.n_rows as u32,
         width: x.width as u32,
@@ -638,8 +665,8 @@ fn multiply(
         .experts
         .map_or([0; 2], |experts| [experts.n_bytes, experts.n_stacked]);
     let params = HalfParams {
-        x: x.values.address(),
-        factors: x.factors.address(),
+        x: x.values,
+        factors: x.factors,
         parts: memory.parts.part(counters..memory.parts.len()).address(),
         counters: memory.parts.address(),
         tiles: x.table(),

@@ -287,7 +287,8 @@ fn float_weights_take_these_kernels() {
     }
 }
 
-/// A row has the same bits in the company of others, as long as reading the weights limits.
+/// A row has the same bits in the company of up to eight rows, and of more as long as reading the weights limits; or of any
+/// number, if asked for.
 #[test]
 fn few_rows_have_the_same_bits() {
     let (ty, [n_out, n_in]) = (GgmlType::Q4_K, [36, 1280]);
@@ -295,31 +296,40 @@ fn few_rows_have_the_same_bits() {
         let random = &mut Random(1);
         let x = Activations::new(&gpu, ty, [32, n_in], random);
         let weights = Weights::new(&gpu, ty, [n_out, n_in], Fill::Random, random);
-        let of_rows = |n_rows: usize| {
+        let invariant = gpu.with_variants("rows=answer".parse().unwrap());
+        let of_rows = |gpu: &Gpu, n_rows: usize| {
             let out = gpu.alloc::<f32>(n_rows * n_out).unwrap();
             let acts = x.acts.rows(n_rows);
-            assert!(ops::takes_halves(&gpu, &acts, ty));
+            assert!(ops::takes_halves(gpu, &acts, ty));
             let product = Product {
                 matrix: weights.packed.matrix(),
                 bias: None,
                 mode: OutMode::Store,
                 out: out.as_slice(),
             };
-            ops::products(&gpu, &acts, &[product]).unwrap();
+            ops::products(gpu, &acts, &[product]).unwrap();
             gpu.read(out.as_slice::<f32>()).unwrap()
         };
-        let of_all = of_rows(32);
         let exact = product(&x.exact, &weights.exact, n_in);
-        check_near(
-            "32 rows",
-            tolerance(ty),
-            &of_all,
-            &exact.0,
-            [32, n_out],
-            &exact.1,
-        );
-        for n_rows in [5, 8, 9, 17, 25] {
-            assert_eq!(of_rows(n_rows), of_all[..n_rows * n_out], "{n_rows} rows");
+        for (gpu, all, few) in [
+            (&gpu, 8, &[5, 7][..]),
+            (&gpu, 32, &[9, 17, 25]),
+            (&invariant, 32, &[1, 5, 8, 9, 17, 25]),
+        ] {
+            let of_all = of_rows(gpu, all);
+            let n = all * n_out;
+            check_near(
+                &format!("{all} rows"),
+                tolerance(ty),
+                &of_all,
+                &exact.0[..n],
+                [all, n_out],
+                &exact.1[..all],
+            );
+            for &n_rows in few {
+                let rows = of_rows(gpu, n_rows);
+                assert_eq!(rows, of_all[..n_rows * n_out], "{n_rows} rows of {all}");
+            }
         }
     }
 }
