@@ -1,13 +1,14 @@
 //! Small models with random weights, which together run every class of GPU kernel.
 
+use std::time::Instant;
+
 use rocmforge_engine::{Device, EngineConfig};
 use rocmforge_gguf::GgmlType;
 use rocmforge_model::Model;
 use rocmforge_plan::KvTypes;
 use rocmforge_quantize::synthetic::{
-    Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba, Synthetic,
+    Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba, Synthetic, types_of,
 };
-use rocmforge_quantize::{FileType, QuantizeOptions, TypeRule};
 use rocmforge_runtime::check::{self, Coverage, Extent, Report, SamplingCheck};
 use rocmforge_runtime::gpu::{self, GpuConfig};
 
@@ -32,21 +33,26 @@ pub enum Class {
     Sampling,
 }
 
-/// All classes, the most used first.
+/// All classes, in the order in which they are compared.
 pub const ALL: [Class; 8] = [
-    Class::Formats,
-    Class::Caches,
     Class::Sampling,
+    Class::Caches,
     Class::Experts,
     Class::Attention,
     Class::LinearAttention,
     Class::LatentAttention,
     Class::StateSpaces,
+    // A driver that compiles kernels takes longest for these.
+    Class::Formats,
 ];
 
 /// What the comparison with the scalar CPU path found.
 pub enum Found {
-    Operations(Vec<Report>),
+    Operations {
+        reports: Vec<Report>,
+        /// Models that there was no time for.
+        left: Vec<&'static str>,
+    },
     Tokens(SamplingCheck),
 }
 
@@ -64,8 +70,8 @@ impl Class {
         }
     }
 
-    /// Compares the kernels of this class on a GPU with the scalar CPU path.
-    pub fn compare(self, gpu: &GpuConfig) -> Result<Found, String> {
+    /// Compares the kernels of this class on a GPU with the scalar CPU path. After `until`, begins with no other model.
+    pub fn compare(self, gpu: &GpuConfig, until: Instant) -> Result<Found, String> {
         if self == Class::Sampling {
             let found = check::sampling(gpu).map_err(|error| error.to_string())?;
             return Ok(Found::Tokens(found));
@@ -74,52 +80,48 @@ impl Class {
             Class::Caches => gpu::all_kv_types().collect(),
             _ => vec![KvTypes::default()],
         };
-        let mut reports = Vec::new();
-        for synthetic in self.models()? {
+        let (mut reports, mut left) = (Vec::new(), Vec::new());
+        for (name, synthetic) in self.models() {
+            if Instant::now() > until {
+                left.push(name);
+                continue;
+            }
             let file = synthetic.open().map_err(|error| error.to_string())?;
             let model = Model::load(file.into()).map_err(|error| error.to_string())?;
             for &kv_types in &caches {
-                reports.push(compare(&model, gpu, kv_types)?);
+                let report = compare(&model, gpu, kv_types);
+                reports.push(report.map_err(|error| format!("{name}: {error}"))?);
             }
         }
-        Ok(Found::Operations(reports))
+        Ok(Found::Operations { reports, left })
     }
 
-    fn models(self) -> Result<Vec<Synthetic>, String> {
-        let plain = |shape| of(shape, Vec::new());
-        Ok(match self {
+    /// The models, with their names.
+    fn models(self) -> Vec<(&'static str, Synthetic)> {
+        let shapes: &[Shape] = match self {
             Class::Formats => {
-                let rules = { GgmlType::COMPUTED.iter().enumerate() }.map(|(layer, ty)| {
-                    TypeRule::parse(&format!("^blk\\.{layer}\\.={}", ty.name()))
-                });
-                let rules: Result<Vec<TypeRule>, _> = rules.collect();
-                let n_layers = GgmlType::COMPUTED.len();
-                let shape = Shape { n_layers, ..DENSE };
-                vec![of(shape, rules.map_err(|error| error.to_string())?)]
+                let of_format = |ty: &GgmlType| (ty.name(), of(DENSE, *ty));
+                return GgmlType::COMPUTED.iter().map(of_format).collect();
             }
-            Class::Experts => vec![plain(EXPERTS), plain(SHARED_EXPERT)],
-            Class::Attention => vec![plain(SINKS), plain(CAPS), plain(WIDE_HEADS)],
-            Class::LatentAttention => vec![plain(LATENT)],
-            Class::LinearAttention => vec![plain(LINEAR)],
-            Class::StateSpaces => vec![plain(MAMBA)],
-            Class::Caches => vec![plain(Shape {
-                n_heads: 8,
-                n_kv_heads: 2,
-                head_dim: 128,
-                ..DENSE
-            })],
-            Class::Sampling => Vec::new(),
-        })
+            Class::Experts => &[EXPERTS, SHARED_EXPERT],
+            Class::Attention => &[SINKS, CAPS, WIDE_HEADS],
+            Class::LatentAttention => &[LATENT],
+            Class::LinearAttention => &[LINEAR],
+            Class::StateSpaces => &[MAMBA],
+            Class::Caches => &[HEADS],
+            Class::Sampling => &[],
+        };
+        let usual = |shape: &Shape| (shape.name, of(*shape, GgmlType::Q4_K));
+        shapes.iter().map(usual).collect()
     }
 }
 
-fn of(shape: Shape, rules: Vec<TypeRule>) -> Synthetic {
+/// A model whose matrices have one type.
+fn of(shape: Shape, ty: GgmlType) -> Synthetic {
+    let types = types_of(ty.name()).expect("types that kernels compute with can be written");
     Synthetic {
         shape,
-        types: QuantizeOptions {
-            rules,
-            ..QuantizeOptions::new(FileType::Q4_K_M)
-        },
+        types,
         n_layers: None,
         metadata: Vec::new(),
     }
@@ -163,6 +165,14 @@ const DENSE: Shape = Shape {
     window: None,
     global: None,
     n_nextn: 0,
+};
+
+const HEADS: Shape = Shape {
+    name: "heads of 128",
+    n_heads: 8,
+    n_kv_heads: 2,
+    head_dim: 128,
+    ..DENSE
 };
 
 const EXPERTS: Shape = Shape {
@@ -274,7 +284,7 @@ const MAMBA: Shape = Shape {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::time::Duration;
 
     use super::*;
 
@@ -287,9 +297,11 @@ mod tests {
             id: Some("host:nv".parse().unwrap()),
             ..GpuConfig::default()
         };
-        match class.compare(&config).unwrap() {
+        let until = Instant::now() + Duration::from_secs(3600);
+        match class.compare(&config, until).unwrap() {
             Found::Tokens(found) => assert!(found.n_tokens > 0 && found.n_wrong == 0, "{found:?}"),
-            Found::Operations(reports) => {
+            Found::Operations { reports, left } => {
+                assert!(!reports.is_empty() && left.is_empty());
                 for report in &reports {
                     let failed: Vec<_> = report.failures().collect();
                     assert!(failed.is_empty(), "{}: {failed:?}", class.name());
@@ -311,22 +323,37 @@ mod tests {
         ALL.into_iter().for_each(agrees);
     }
 
-    /// Every format has a layer.
     #[test]
-    fn models_load_and_have_every_format() {
+    fn models_that_there_is_no_time_for_are_named() {
+        let past = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        let found = Class::Formats.compare(&GpuConfig::default(), past).unwrap();
+        let Found::Operations { reports, left } = found else {
+            panic!("formats have operations");
+        };
+        assert!(reports.is_empty());
+        assert!(
+            left.iter()
+                .copied()
+                .eq(GgmlType::COMPUTED.iter().map(|ty| ty.name()))
+        );
+    }
+
+    /// All matrices of a model for a format are in it.
+    #[test]
+    fn models_load_and_have_their_format() {
         for class in ALL {
-            for synthetic in class.models().unwrap() {
+            for (name, synthetic) in class.models() {
                 let file = synthetic.open().unwrap();
                 if class == Class::Formats {
-                    let types = file.tensors().iter();
-                    let types: HashSet<GgmlType> = types
-                        .filter(|tensor| tensor.name.contains("ffn_up"))
-                        .map(|tensor| tensor.ty)
-                        .collect();
-                    assert_eq!(types.len(), GgmlType::COMPUTED.len());
+                    let mut matrices = file.tensors().iter();
+                    assert!(
+                        matrices.any(
+                            |tensor| tensor.name.contains("ffn_up") && tensor.ty.name() == name
+                        )
+                    );
                 }
                 let model = Model::load(file.into());
-                model.unwrap_or_else(|error| panic!("{}: {error}", synthetic.shape.name));
+                model.unwrap_or_else(|error| panic!("{name}: {error}"));
             }
         }
     }

@@ -1,5 +1,7 @@
 //! What the drivers say, the kernels of this build, and whether results are right.
 
+use std::time::Instant;
+
 use rocmforge_cpu::Isa;
 use rocmforge_engine::{Device, EngineConfig};
 use rocmforge_gguf::{TokenId, escape_control};
@@ -230,10 +232,16 @@ pub fn results_of_cpu() -> Check {
 }
 
 /// Compares the kernels of a class with the scalar reference.
-pub fn class(id: &str, class: Class, config: &GpuConfig) -> Check {
+pub fn class(id: &str, class: Class, config: &GpuConfig, until: Instant) -> Check {
     let name = format!("{id} {}", class.name());
-    match class.compare(config) {
-        Ok(Found::Operations(reports)) => compared(id, name, &reports),
+    match class.compare(config, until) {
+        Ok(Found::Operations { reports, left }) => {
+            let mut check = compared(id, name, &reports);
+            if !left.is_empty() {
+                check.detail += &format!("; no time was left for {}; see --limit", left.join(", "));
+            }
+            check
+        }
         Ok(Found::Tokens(found)) => match found.n_wrong {
             0 => {
                 let detail = format!("{} tokens are those of the CPU", found.n_tokens);

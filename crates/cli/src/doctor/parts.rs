@@ -84,7 +84,7 @@ pub fn run(args: &DoctorPartArgs) -> Result<()> {
             out.done(devices::results_of_cpu())
         }
         Part::Gpu(id) => {
-            // What is left of the time is for the check that is running then.
+            // The rest of the time is for the model that is compared then.
             let until = Instant::now() + Duration::from_secs(args.limit) * 3 / 4;
             of_gpu(&mut out, id, until)
         }
@@ -171,7 +171,7 @@ fn of_gpu(out: &mut Messages, id: DeviceId, until: Instant) -> Result<()> {
             continue;
         }
         out.begin(&check)?;
-        out.done(devices::class(&name, class, &config))?;
+        out.done(devices::class(&name, class, &config, until))?;
     }
     Ok(())
 }
