@@ -20,7 +20,10 @@
 #include "gemm/half.h"
 #include "mma.h"
 
-template <typename F, u32 MOST> struct HalfFew {
+// What x is: f16 numbers, codes, or what the launch says.
+enum class FewX { Values, Codes, Either };
+
+template <typename F, u32 MOST, FewX X> struct HalfFew {
     // THREADS is the most that a launch has.
     static constexpr u32 OCTETS = 4, ROWS = 8 * OCTETS, OUTS = 16, THREADS = 256, ROUND = 128;
     // Whether weights are copied to shared memory: those of Q4_K. Else ptxas lets products wait for loads of the next weights,
@@ -30,7 +33,7 @@ template <typename F, u32 MOST> struct HalfFew {
     // Rows of long blocks are whole rounds.
     static constexpr bool WHOLE = F::LEN % ROUND == 0;
     // Whether x may be codes, and `factors` their scales.
-    static constexpr bool TAKES_CODES = takes_codes<F>();
+    static constexpr bool TAKES_CODES = X != FewX::Values && takes_codes<F>();
     static constexpr u32 SUMS = OUTS * 8 * MOST,
                          WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
     static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = MOST == 1 ? 3 : 2, CLUSTER = 1;
@@ -80,7 +83,7 @@ template <typename F, u32 MOST> struct HalfFew {
         return true;
     }
 
-    DEV_MEMBER bool has_codes() const { return TAKES_CODES && p.n_octets == 0; }
+    DEV_MEMBER bool has_codes() const { return TAKES_CODES && (X == FewX::Codes || p.n_octets == 0); }
 
     DEV_MEMBER u32 n_rounds() const { return div_up(product.w.n_in, ROUND); }
 
@@ -259,9 +262,10 @@ template <typename F, u32 MOST> struct HalfFew {
 
     // Of an octet of rows.
     DEV_MEMBER void multiply_octet(float up) const {
-        if constexpr (TAKES_CODES)
-            if (has_codes()) return multiply<1, true>(up);
-        multiply<1>(up);
+        if constexpr (!TAKES_CODES) multiply<1>(up);
+        else if constexpr (X == FewX::Codes) multiply<1, true>(up);
+        else if (has_codes()) multiply<1, true>(up);
+        else multiply<1>(up);
     }
 
     DEV_MEMBER void run() {

@@ -161,10 +161,12 @@ layout!(HalfParams {
 const _: () = assert!(size_of::<HalfActsParams>() == 72 && size_of::<HalfParams>() == 256);
 
 kernels! {
-    /// The numbers are the rows of a tile; those of few rows have up to 32, of which the second multiplies eight at once.
+    /// The numbers are the rows of a tile; those of few rows have up to 32, of which the second and third multiply eight at
+    /// once. The third takes codes, the first either form.
     struct GemmHalfKernels {
         gemm_half_few: HalfParams,
         gemm_half_octet: HalfParams,
+        gemm_half_codes: HalfParams,
         gemm_half_64: HalfParams,
         gemm_half_128: HalfParams,
         gemm_half_256: HalfParams,
@@ -202,7 +204,7 @@ impl Tile {
 pub(crate) struct GemmHalves {
     kernels: GemmHalfKernels,
     /// In the order of the kernels.
-    tiles: OnceLock<[Tile; 5]>,
+    tiles: OnceLock<[Tile; 6]>,
     is_built: OnceLock<bool>,
 }
 
@@ -236,13 +238,14 @@ macro_rules! tile_names {
 }
 
 impl GemmHalves {
-    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 5], GpuError> {
+    fn tiles(&self, gpu: &Gpu) -> Result<&[Tile; 6], GpuError> {
         if let Some(tiles) = self.tiles.get() {
             return Ok(tiles);
         }
         let names = tile_names!(
             gemm_half_few,
             gemm_half_octet,
+            gemm_half_codes,
             gemm_half_64,
             gemm_half_128,
             gemm_half_256
@@ -263,7 +266,7 @@ impl GemmHalves {
                 cost: cost.of_parts(x_parts),
             });
         }
-        let tiles = <[Tile; 5]>::try_from(tiles)
+        let tiles = <[Tile; 6]>::try_from(tiles)
             .ok()
             .expect("one for each kernel");
         Ok(self.tiles.get_or_init(|| tiles))
@@ -274,18 +277,19 @@ impl GemmHalves {
         &self,
         gpu: &Gpu,
         works: &[Work<'_>],
-        is_few: bool,
+        (is_few, are_codes): (bool, bool),
     ) -> Result<(&Kernel<HalfParams>, Tile, Division), GpuError> {
         let n_rows = works[0].x.n_rows;
-        let [few, octet, some, many, most] = *self.tiles(gpu)?;
+        let [few, octet, codes, some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
         if is_few {
             let has_octets = works[0]
                 .experts
                 .is_some_and(|e| e.routing.has_up_to(OCTET_ROWS));
-            let (kernel, few) = match has_octets {
-                true => (&kernels.gemm_half_octet, octet),
-                false => (&kernels.gemm_half_few, few),
+            let (kernel, few) = match (has_octets, are_codes) {
+                (true, true) => (&kernels.gemm_half_codes, codes),
+                (true, false) => (&kernels.gemm_half_octet, octet),
+                (false, _) => (&kernels.gemm_half_few, few),
             };
             let threads = (WARP * waves_of(gpu, few, works)) as u32;
             let tile = Tile {
@@ -640,7 +644,7 @@ fn multiply(
 ) -> Result<(), GpuError> {
     let n_rows = works[0].x.n_rows;
     let kernels = gpu.kernels().gemm_half.of(works[0].matrix.ty)?;
-    let (kernel, tile, division) = kernels.choose(gpu, works, x.is_few)?;
+    let (kernel, tile, division) = kernels.choose(gpu, works, (x.is_few, x.are_codes))?;
     let mut n_tiles = 0;
     let product = |work: &Work<'_>, first_tile: usize| HalfProduct {
         w: (&work.matrix).into(),

@@ -437,11 +437,20 @@ fn products_of_their_own_activations() {
 const HALF_LOADS: [([usize; 3], Logits, &str); 6] = [
     ([10, 3, 2], Logits::Random, "gemm_half_few"),
     ([37, 3, 2], Logits::Crowd, "gemm_half_64"),
-    ([12, 6, 2], Logits::Crowd, "gemm_half_octet"),
+    ([18, 9, 2], Logits::Crowd, "gemm_half_octet"),
     ([150, 4, 2], Logits::Crowd, "gemm_half_128"),
     ([90, 6, 2], Logits::Crowd, "gemm_half_64"),
     ([45, 9, 2], Logits::Crowd, "gemm_half_few"),
 ];
+
+/// A load of few tokens, whose codes may be taken as they are, with one expert of more than eight.
+fn load_of_codes(ty: GgmlType) -> ([usize; 3], Logits, &'static str) {
+    let kernel = match act_format(ty) {
+        ActFormat::Q8x256 => "gemm_half_codes",
+        _ => "gemm_half_octet",
+    };
+    ([12, 6, 2], Logits::Crowd, kernel)
+}
 
 /// Two products of the same activations, rounded to f16, the second one of a matrix with other experts' between. With a
 /// shared expert, its matrices are apart.
@@ -510,8 +519,9 @@ fn check_in_f16(
 fn long_products_by_eight_in_f16() {
     for ty in [GgmlType::Q4_K, GgmlType::Q8_0] {
         for gpu in common::gpus_of(ty).filter(|gpu| gpu.target() == "host-nv") {
-            let load = ([12, 6, 2], Logits::Crowd, "gemm_half_octet");
-            check_in_f16(&gpu, ty, load, (1024, false));
+            for load in [load_of_codes(ty), HALF_LOADS[2]] {
+                check_in_f16(&gpu, ty, load, (1024, false));
+            }
         }
     }
 }
@@ -530,7 +540,8 @@ fn products_in_f16(ty: GgmlType) {
             GgmlType::Q4_K => &HALF_LOADS[..],
             _ => &HALF_LOADS[..3],
         };
-        for (i, &load) in loads.iter().enumerate() {
+        let loads = loads.iter().copied().chain([load_of_codes(ty)]);
+        for (i, load) in loads.enumerate() {
             // Both kinds of experts with each load, of one format or another.
             let is_shared = (f + i) % 2 == 0;
             check_in_f16(&gpu, ty, load, (n_in, is_shared));

@@ -36,7 +36,8 @@ const OF_FEW: Cost = Cost {
 };
 
 /// In the order of the kernels.
-pub(super) const COSTS: [Cost; 5] = [
+pub(super) const COSTS: [Cost; 6] = [
+    OF_FEW,
     OF_FEW,
     OF_FEW,
     Cost {
