@@ -300,7 +300,7 @@ impl Gpu {
             shared_bytes,
             params: std::ptr::from_ref(params).cast(),
             params_bytes: size_of::<P>(),
-            stream: self.inner.stream,
+            stream: self.inner.stream(),
             overlaps: self.inner.overlaps && matches!(start, Start::Overlapping) && !after_weights,
         };
         match self
