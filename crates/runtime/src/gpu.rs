@@ -524,7 +524,7 @@ impl Backend for GpuBackend {
             kv_bytes: self.memory.kv_bytes(),
             state_bytes: self.memory.state_bytes(),
             device_memory: Some(self.device_memory),
-            graphs: self.options.graphs != Graphs::Off,
+            graphs: self.options.graphs,
             batch_invariant: self.options.batch_invariant,
             n_tuned: match self.gpu.variants().is_empty() && !self.options.batch_invariant {
                 true => self.gpu.tuning().len(),
