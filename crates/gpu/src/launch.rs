@@ -328,7 +328,7 @@ mod tests {
 
     /// Blocks of so many threads and bytes of shared memory that HIP's stub runs at once. By its count, each of 96
     /// multiprocessors has 2048 threads and 64 KiB.
-    fn at_once(units: &str, blocks: (u32, u32)) -> Option<usize> {
+    fn at_once(arch: &str, blocks: (u32, u32)) -> Option<usize> {
         let Some(image) = image_targets().first().copied() else {
             println!("skipped: built without any kernels");
             return None;
@@ -337,7 +337,8 @@ mod tests {
         let library = dir.path().join("hip.so");
         let mut cc = Command::new("cc");
         cc.args(["-shared", "-fPIC", "-w", "-DHIP", "-DANY_KERNEL"])
-            .args(["-DTHREADS=2048", "-DSHARED_BYTES=65536", units])
+            .args(["-DTHREADS=2048", "-DSHARED_BYTES=65536"])
+            .arg(format!("-DARCH=\"{arch}\""))
             .arg("-o")
             .arg(&library)
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/stub/driver.c"));
@@ -371,11 +372,11 @@ mod tests {
             // HIP counts no blocks of twice as many threads.
             ((1024, 48 << 10), 1, 1),
         ] {
-            for (units, expected) in [("-DUNITS=96", of_one), ("-DUNITS=192", of_pair)] {
-                let Some(found) = at_once(units, blocks) else {
+            for (arch, expected) in [("gfx942", of_one), ("gfx1100", of_pair)] {
+                let Some(found) = at_once(arch, blocks) else {
                     return;
                 };
-                assert_eq!(found, 96 * expected, "{units} {blocks:?}");
+                assert_eq!(found, 96 * expected, "{arch} {blocks:?}");
             }
         }
     }
