@@ -326,7 +326,7 @@ int NAME(hipModuleLaunchKernel, cuLaunchKernel)(handle function, unsigned gx, un
     RUNS;
     return run(function, params[0]), 0;
 }
-#if defined(ONLY_OVERLAPPING) || defined(ONLY_PLAIN)
+#if defined(ONLY_OVERLAPPING) || defined(ONLY_PLAIN) || (defined(ANY_KERNEL) && !defined(HIP))
 // cuda.h's CUlaunchAttribute and CUlaunchConfig.
 struct attribute {
     int id;
@@ -346,8 +346,10 @@ int cuLaunchKernelEx(const struct config* c, handle function, void** params, voi
 #ifdef ONLY_PLAIN
     return 9;
 #endif
+#ifndef ANY_KERNEL
     // Programmatic stream serialization, which is allowed.
     if (c->n_attributes != 1 || c->attributes->id != 6 || c->attributes->value.allowed != 1) return 1;
+#endif
     is_overlapping = 1;
     int code = cuLaunchKernel(function, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream, params, extra);
     is_overlapping = 0;
