@@ -24,6 +24,7 @@ use crate::args::{
 };
 use crate::exit::usage;
 use crate::output;
+use crate::serve::log;
 
 /// Like [`engine_config`], for answers that may continue past the context.
 pub fn answer_config(
@@ -149,6 +150,7 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
         self_check: self_check(&args.gpu, id),
         offload: Offload::default(),
         tuning: tuning(&args.gpu, id, WhenIdle::Wait),
+        notice: Some(|text| log::note(&format!("notice: {text}"))),
     };
     let found = args.device.find(gpu);
     for notice in &found.notices {

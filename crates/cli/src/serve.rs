@@ -2,7 +2,7 @@
 
 mod catalog;
 mod loading;
-mod log;
+pub mod log;
 mod sensors;
 mod settings;
 

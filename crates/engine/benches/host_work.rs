@@ -13,7 +13,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use rocmforge_engine::{Engine, Request};
 use rocmforge_gguf::{Gguf, LoadMode};
 use rocmforge_plan::{Batch, RowOutput, Sampled, StepOutput};
-use rocmforge_runtime::gpu::Offload;
+use rocmforge_runtime::gpu::{Graphs, Offload};
 use rocmforge_runtime::{
     Backend, BackendInfo, ContextPolicy, Executor, Limits, OpObserver, Output, PrefixSharing,
     Reply, Resolved, Started, StepObserver,
@@ -60,7 +60,7 @@ impl Backend for Nothing {
             kv_bytes: 0,
             state_bytes: 0,
             device_memory: None,
-            graphs: false,
+            graphs: Graphs::Off,
             batch_invariant: true,
             n_tuned: 0,
             notices: Vec::new(),

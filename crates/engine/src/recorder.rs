@@ -15,7 +15,7 @@ use rocmforge_plan::{
     Want,
 };
 use rocmforge_plan::{Constraint, ConstraintError, KvShift, Progress};
-use rocmforge_runtime::gpu::Offload;
+use rocmforge_runtime::gpu::{Graphs, Offload};
 use rocmforge_runtime::{
     Backend, BackendInfo, ContextPolicy, DeviceError, Executor, Limits, OpObserver, Output,
     PrefixSharing, Reply, RuntimeError, StepObserver,
@@ -310,7 +310,7 @@ fn info(device: &str) -> BackendInfo {
         kv_bytes: 0,
         state_bytes: 0,
         device_memory: None,
-        graphs: false,
+        graphs: Graphs::Off,
         batch_invariant: true,
         n_tuned: 0,
         notices: Vec::new(),

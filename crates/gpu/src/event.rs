@@ -6,7 +6,7 @@ use crate::driver::api::{Handle, code};
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Inner};
 
-/// A queue of work beside the device's main stream. Only copies use it.
+/// A queue of work beside the device's main stream: of copies, or of what a graph records.
 pub(crate) struct Stream {
     pub(crate) handle: Handle,
     gpu: Arc<Inner>,
@@ -61,7 +61,7 @@ impl Event {
 
     /// Records the event after all launches so far.
     pub fn record(&self) -> Result<(), GpuError> {
-        self.record_on(self.gpu.stream)
+        self.record_on(self.gpu.stream())
     }
 
     pub(crate) fn record_on(&self, stream: Handle) -> Result<(), GpuError> {

@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::deferred_free::DeferredFree;
@@ -31,7 +31,10 @@ pub struct Gpu {
 pub(crate) struct Inner {
     pub(crate) driver: &'static Driver,
     context: Context,
-    pub(crate) stream: Handle,
+    /// See [`Inner::stream`].
+    stream: Handle,
+    /// The stream of a recording, if one is open.
+    pub(crate) capturing: AtomicPtr<c_void>,
     id: DeviceId,
     pub(crate) facts: Facts,
     pub(crate) target: String,
@@ -111,6 +114,15 @@ impl Inner {
         match call(&self.driver.calls) {
             0 => Ok(()),
             code => Err(self.failed(name_of(self.driver.vendor, field), code, "")),
+        }
+    }
+
+    /// Returns the stream that work is queued on: the one of the device, or of the recording that is open.
+    pub(crate) fn stream(&self) -> Handle {
+        let capturing = self.capturing.load(Ordering::Acquire);
+        match capturing.is_null() {
+            true => self.stream,
+            false => capturing,
         }
     }
 
@@ -245,6 +257,7 @@ impl Gpu {
                 driver,
                 context,
                 stream,
+                capturing: AtomicPtr::default(),
                 id,
                 facts,
                 overlaps: driver.vendor_api.can_overlap(driver, &target),

@@ -1,10 +1,15 @@
 //! Graphs: launches recorded once and replayed as a whole. Their parameters hold the addresses of the recording, so
 //! memory that a graph may use is freed only after the graph (`deferred_free.rs`).
+//!
+//! Each recording has a stream of its own, which ends with it. HIP may refuse all work on a stream after a recording on it
+//! failed (ROCm/rocm-systems pull request 6509), and the next recording (ROCm 6.4.0, ROCm/legacy-rocm-build issue 4614).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::driver::api::{Handle, name_of};
 use crate::error::GpuError;
+use crate::event::Stream;
 use crate::gpu::{Gpu, Inner};
 
 /// Relaxed mode: the first use of a kernel may load its module during the recording.
@@ -32,12 +37,7 @@ impl Gpu {
         launches: impl FnOnce() -> Result<(), GpuError>,
     ) -> Result<Graph, GpuError> {
         let gpu = &self.inner;
-        // SAFETY: the stream lives as long as the device.
-        gpu.call("capture_begin", |calls| unsafe {
-            (calls.capture_begin)(gpu.stream, CAPTURE_RELAXED)
-        })?;
-        gpu.deferred_free.lock().begin();
-        let mut recording = Recording { gpu, is_open: true };
+        let mut recording = Recording::begin(self)?;
         let queued = launches();
         let template = recording.end();
         queued?;
@@ -59,19 +59,43 @@ impl Gpu {
     }
 }
 
-/// An open capture. Dropping it ends the capture, also if the launches panic.
+/// A capture, and the stream that it ends with. Dropping it ends the capture, also if the launches panic.
 struct Recording<'a> {
     gpu: &'a Inner,
+    stream: Stream,
     is_open: bool,
 }
 
-impl Recording<'_> {
+impl<'a> Recording<'a> {
+    /// Sends all that is queued from now on to a new stream, which captures it.
+    fn begin(gpu: &'a Gpu) -> Result<Recording<'a>, GpuError> {
+        let stream = Stream::new(gpu)?;
+        let gpu = &*gpu.inner;
+        gpu.deferred_free.lock().begin();
+        let mut recording = Recording {
+            gpu,
+            stream,
+            is_open: false,
+        };
+        let handle = recording.stream.handle;
+        // SAFETY: the stream is in use.
+        gpu.call("capture_begin", |calls| unsafe {
+            (calls.capture_begin)(handle, CAPTURE_RELAXED)
+        })?;
+        recording.is_open = true;
+        gpu.capturing.store(handle, Ordering::Release);
+        Ok(recording)
+    }
+
     fn end(&mut self) -> Result<Handle, GpuError> {
         self.is_open = false;
+        self.gpu
+            .capturing
+            .store(std::ptr::null_mut(), Ordering::Release);
         let mut template = std::ptr::null_mut();
         // SAFETY: the stream is capturing; `template` is written before the call returns.
         self.gpu.call("capture_end", |calls| unsafe {
-            (calls.capture_end)(self.gpu.stream, &raw mut template)
+            (calls.capture_end)(self.stream.handle, &raw mut template)
         })?;
         if template.is_null() {
             let call = name_of(self.gpu.driver.vendor, "capture_end");
@@ -116,7 +140,7 @@ impl Graph {
     pub fn launch(&self) -> Result<(), GpuError> {
         // SAFETY: the graph's modules and memory live as long as the graph.
         self.gpu.call("graph_launch", |calls| unsafe {
-            (calls.graph_launch)(self.exec, self.gpu.stream)
+            (calls.graph_launch)(self.exec, self.gpu.stream())
         })
     }
 }
@@ -126,7 +150,7 @@ impl Drop for Graph {
         // SAFETY: the graph is not used after this, and the call waits for its last replay. Errors cannot be reported
         // here.
         let _ = self.gpu.call("graph_exec_destroy", |calls| unsafe {
-            (calls.stream_synchronize)(self.gpu.stream);
+            (calls.stream_synchronize)(self.gpu.stream());
             (calls.graph_exec_destroy)(self.exec)
         });
         self.gpu.drop_graph(self.created_at);

@@ -185,21 +185,17 @@ impl Gpu {
         if let Some((_, known)) = function.concurrency.get().filter(|known| known.0 == blocks) {
             return Ok(*known);
         }
-        let (n_threads, shared_bytes) = blocks;
+        let shared_bytes = blocks.1;
         if shared_bytes > function.shared_bytes.load(Ordering::Acquire) {
             self.allow_shared(kernel, function, shared_bytes)?;
         }
         let mut blocks_per_unit = 0;
-        // SAFETY: the function is of a loaded module; the number is written before the call returns.
-        self.inner.call("active_blocks", |calls| unsafe {
-            (calls.active_blocks)(
-                &raw mut blocks_per_unit,
-                function.handle,
-                n_threads as i32,
-                shared_bytes as usize,
-            )
+        let facts = &self.inner.facts;
+        self.inner.call("active_blocks", |calls| {
+            let of = (function.handle, blocks);
+            { &self.inner.driver.vendor_api }.active_blocks(calls, facts, of, &mut blocks_per_unit)
         })?;
-        let n_units = self.inner.facts.n_multiprocessors as usize;
+        let n_units = facts.n_multiprocessors as usize;
         let at_once = (usize::try_from(blocks_per_unit).unwrap_or(0) * n_units).max(1);
         let _ = function.concurrency.set((blocks, at_once));
         Ok(at_once)
@@ -300,7 +296,7 @@ impl Gpu {
             shared_bytes,
             params: std::ptr::from_ref(params).cast(),
             params_bytes: size_of::<P>(),
-            stream: self.inner.stream,
+            stream: self.inner.stream(),
             overlaps: self.inner.overlaps && matches!(start, Start::Overlapping) && !after_weights,
         };
         match self
@@ -318,6 +314,70 @@ impl Gpu {
                 code,
                 kernel.name,
             )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::*;
+    use crate::device::{DeviceId, OpenOptions, image_targets};
+
+    /// Blocks of so many threads and bytes of shared memory that HIP's stub runs at once. By its count, each of 96
+    /// multiprocessors has 2048 threads and 64 KiB.
+    fn at_once(arch: &str, blocks: (u32, u32)) -> Option<usize> {
+        let Some(image) = image_targets().first().copied() else {
+            println!("skipped: built without any kernels");
+            return None;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let library = dir.path().join("hip.so");
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-w", "-DHIP", "-DANY_KERNEL"])
+            .args(["-DTHREADS=2048", "-DSHARED_BYTES=65536"])
+            .arg(format!("-DARCH=\"{arch}\""))
+            .arg("-o")
+            .arg(&library)
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/stub/driver.c"));
+        let Ok(status) = cc.status() else {
+            println!("skipped: no C compiler");
+            return None;
+        };
+        assert!(status.success());
+        let options = OpenOptions {
+            image: Some(image.to_string()),
+            hip_library: Some(library),
+            ..OpenOptions::default()
+        };
+        let gpu = Gpu::open_with(DeviceId::Hip(0), &options).unwrap();
+        let kernel = Kernel::<u32>::new("elementwise", "add");
+        Some(gpu.n_concurrent_blocks(&kernel, blocks).unwrap())
+    }
+
+    /// A work-group processor has twice the shared memory that HIP counts.
+    #[test]
+    fn pairs_of_compute_units_run_blocks_in_all_their_memory() {
+        for (blocks, of_one, of_pair) in [
+            // Threads are the limit, of which HIP counts those of the pair.
+            ((128, 0), 16, 16),
+            ((256, 4096), 8, 8),
+            // Shared memory is.
+            ((128, 24 << 10), 2, 4),
+            ((256, 64 << 10), 1, 2),
+            // Shared memory is, of one unit; threads are, of both.
+            ((512, 20 << 10), 3, 4),
+            // HIP counts no blocks of twice as many threads.
+            ((1024, 48 << 10), 1, 1),
+        ] {
+            for (arch, expected) in [("gfx942", of_one), ("gfx1100", of_pair)] {
+                let Some(found) = at_once(arch, blocks) else {
+                    return;
+                };
+                assert_eq!(found, 96 * expected, "{arch} {blocks:?}");
+            }
         }
     }
 }

@@ -108,7 +108,7 @@ impl Inner {
         // SAFETY: nothing uses the memory after this: its owner is dropped, and so are the graphs that may have used
         // it.
         let _ = self.call("free", |calls| unsafe {
-            (calls.stream_synchronize)(self.stream);
+            (calls.stream_synchronize)(self.stream());
             for memory in all {
                 match memory {
                     Memory::Device(ptr) => (calls.free)(*ptr),

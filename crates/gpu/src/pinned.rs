@@ -219,7 +219,7 @@ impl Gpu {
             to.len(),
             from.len()
         );
-        let stream = self.inner.stream;
+        let stream = self.inner.stream();
         // SAFETY: both ranges have that many bytes; pinned memory is freed only after the work queued before.
         self.inner.call("copy_to_device", |calls| unsafe {
             let n_bytes = to.len() * size_of::<T>();
@@ -242,7 +242,7 @@ impl Gpu {
             from.len(),
             to.len()
         );
-        let stream = self.inner.stream;
+        let stream = self.inner.stream();
         let n_bytes = from.len() * size_of::<T>();
         let copied_to_host = &self.inner.copied_to_host;
         copied_to_host.fetch_add(n_bytes as u64, Ordering::Relaxed);

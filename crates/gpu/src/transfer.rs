@@ -33,7 +33,7 @@ impl Gpu {
     ) -> Result<(), GpuError> {
         assert_eq!(to.len(), values.len(), "lengths differ");
         let bytes = values.as_bytes();
-        let stream = self.inner.stream;
+        let stream = self.inner.stream();
         // SAFETY: both ranges have that many bytes, and live until the wait below is over.
         self.inner.call("copy_to_device", |calls| unsafe {
             (calls.copy_to_device)(to.ptr(), bytes.as_ptr().cast(), bytes.len(), stream)
@@ -47,7 +47,7 @@ impl Gpu {
     /// If the lengths differ.
     pub fn copy<T>(&self, from: Slice<'_, T>, to: Slice<'_, T>) -> Result<(), GpuError> {
         assert_eq!(to.len(), from.len(), "lengths differ");
-        let stream = self.inner.stream;
+        let stream = self.inner.stream();
         // SAFETY: both ranges have that many bytes.
         self.inner.call("copy_on_device", |calls| unsafe {
             (calls.copy_on_device)(to.ptr(), from.ptr(), to.len() * size_of::<T>(), stream)
@@ -56,7 +56,7 @@ impl Gpu {
 
     /// Queues setting every byte to `byte`.
     pub fn fill_bytes<T>(&self, to: Slice<'_, T>, byte: u8) -> Result<(), GpuError> {
-        let stream = self.inner.stream;
+        let stream = self.inner.stream();
         // SAFETY: the range has that many bytes.
         self.inner.call("fill_bytes", |calls| unsafe {
             (calls.fill_bytes)(to.ptr(), byte, to.len() * size_of::<T>(), stream)
@@ -75,7 +75,7 @@ impl Gpu {
     }
 
     pub(crate) fn read_bytes(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
-        let stream = self.inner.stream;
+        let stream = self.inner.stream();
         let n_bytes = to.len() as u64;
         let copied_to_host = &self.inner.copied_to_host;
         copied_to_host.fetch_add(n_bytes, Ordering::Relaxed);
@@ -88,7 +88,7 @@ impl Gpu {
 
     /// Waits for all launches so far.
     pub fn synchronize(&self) -> Result<(), GpuError> {
-        let stream = self.inner.stream;
+        let stream = self.inner.stream();
         // SAFETY: the stream lives as long as the device.
         self.inner.call("stream_synchronize", |calls| unsafe {
             (calls.stream_synchronize)(stream)

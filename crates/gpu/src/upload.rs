@@ -113,7 +113,7 @@ impl Uploader {
             (calls.copy_to_device)(device.ptr(), slot.host.host().cast(), chunk.len(), copies)
         })?;
         slot.copied.record_on(copies)?;
-        slot.copied.block_stream(self.gpu.inner.stream)?;
+        slot.copied.block_stream(self.gpu.inner.stream())?;
         let queued = then(device);
         slot.used.record()?;
         self.n_uploads += 1;

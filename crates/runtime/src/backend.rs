@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::error::RuntimeError;
+use crate::gpu::Graphs;
 use crate::offload::Offload;
 use crate::times::StepObserver;
 use crate::tuning::TuneProgress;
@@ -103,8 +104,8 @@ pub struct BackendInfo {
     pub state_bytes: u64,
     /// Memory on a device that allocates everything at start.
     pub device_memory: Option<DeviceMemory>,
-    /// Whether decode steps run as graphs.
-    pub graphs: bool,
+    /// Which decode steps run as graphs.
+    pub graphs: Graphs,
     /// Whether the bits of a row depend on the tokens of its sequence only. Else they also depend on how many rows its step has.
     pub batch_invariant: bool,
     /// Number of autotuned launches.

@@ -16,6 +16,7 @@ use rocmforge_gguf::quant;
 
 use super::times::{StepPart, Stopwatch};
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply, StepObserver, output};
+use crate::gpu::Graphs;
 use crate::offload::Offload;
 use buffers::CacheData;
 pub(crate) use buffers::{ActsBuffer, LayerCache};
@@ -338,7 +339,7 @@ impl Backend for CpuBackend {
             kv_bytes: self.kv_bytes(),
             state_bytes: self.plan.state_bytes() * self.options.n_slots as u64,
             device_memory: None,
-            graphs: false,
+            graphs: Graphs::Off,
             batch_invariant: true,
             n_tuned: 0,
             notices: Vec::new(),

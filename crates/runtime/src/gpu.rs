@@ -127,7 +127,10 @@ pub struct GpuBackend {
     observer: Option<Box<dyn OpObserver>>,
     timing: Timing,
     device_memory: DeviceMemory,
+    /// Those of the start.
     notices: Vec<String>,
+    /// What takes later ones.
+    notice: Option<fn(&str)>,
     tuner: Option<Tuner>,
     idle_tuning: Option<IdleTuning>,
     op_ranges: OpRanges,
@@ -235,6 +238,7 @@ impl GpuBackend {
             timing: Timing::default(),
             device_memory: DeviceMemory { total, scratch },
             notices,
+            notice: None,
             tuner: None,
             idle_tuning: None,
             op_ranges,
@@ -243,6 +247,11 @@ impl GpuBackend {
             gpu,
             plan,
         })
+    }
+
+    /// Ends the start: notices go to `notice` from now on.
+    pub(crate) fn tell_notices(&mut self, notice: Option<fn(&str)>) {
+        self.notice = notice;
     }
 
     /// Queues a step. Returns its timers too, if steps are timed.
@@ -524,7 +533,7 @@ impl Backend for GpuBackend {
             kv_bytes: self.memory.kv_bytes(),
             state_bytes: self.memory.state_bytes(),
             device_memory: Some(self.device_memory),
-            graphs: self.options.graphs != Graphs::Off,
+            graphs: self.options.graphs,
             batch_invariant: self.options.batch_invariant,
             n_tuned: match self.gpu.variants().is_empty() && !self.options.batch_invariant {
                 true => self.gpu.tuning().len(),

@@ -131,6 +131,11 @@ impl HybridBackend {
         self.gpu.enable_idle_tuning(store);
     }
 
+    /// Like [`GpuBackend::tell_notices`].
+    pub(crate) fn tell_notices(&mut self, notice: Option<fn(&str)>) {
+        self.gpu.tell_notices(notice);
+    }
+
     fn run(&mut self, batch: &Batch) -> Result<StepOutput, RuntimeError> {
         if self.needs_restart {
             self.gpu.restart()?;

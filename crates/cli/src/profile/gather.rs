@@ -248,9 +248,14 @@ impl Found<'_> {
             tracker.add_token(step.duration());
         }
         tracker.report(Unprofiled {
-            graphs: self.session.engine.backend_info().graphs,
+            graphs: self.decodes_by_graphs(),
             token_us: decode.unprofiled.mean * 1e3 / decode.n_tokens as f64,
         })
+    }
+
+    /// Whether the runs, of one sequence each, decode by graphs.
+    fn decodes_by_graphs(&self) -> bool {
+        self.session.engine.backend_info().graphs == gpu::Graphs::On
     }
 
     fn backend(&self) -> String {
@@ -400,7 +405,7 @@ impl Found<'_> {
                      counts for the kernel"
                         .to_string(),
                 );
-                if self.session.engine.backend_info().graphs {
+                if self.decodes_by_graphs() {
                     notes.push(
                         "decode steps run as graphs without profiling and as separate launches with it: compare the two \
                          totals of decode"

@@ -360,24 +360,73 @@ fn uses_a_gpu_with_correct_results() {
     assert_eq!(checked["text"], run(&["--device", "cpu"])["text"]);
 }
 
-/// A driver that records no graph: the steps are launched one by one.
+/// A driver that records or launches no graph, or stops doing so: the steps are launched one by one, and the user is told
+/// once.
 #[test]
-fn steps_are_launched_if_no_graph_can_be_recorded() {
+fn steps_are_launched_if_graphs_fail() {
     let Some(image) = image() else { return };
     let works = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30"];
-    let faults = [&works[..], &["-DCAPTURE_CODE=901"]].concat();
     for vendor in VENDORS {
-        let (Some(whole), Some(no_capture)) = (
-            stub(&vendor, "cli-launches", &works),
-            stub(&vendor, "cli-no-capture", &faults),
-        ) else {
+        let on = |name: &str, faults: &[&str], flags: &[&str]| {
+            let library = stub(&vendor, name, &[&works[..], faults].concat())?;
+            let on = ["--device", vendor.device, "--gpu-image", &image];
+            let usual = ["--gpu-check", "never", "--ignore-eos"];
+            let flags = [&on[..], &usual, flags].concat();
+            Some(generate(&vendor, &library, &flags).ok())
+        };
+        let Some(launched) = on("cli-launches", &[], &["--no-graphs"]) else {
             return;
         };
-        let on = ["--device", vendor.device, "--gpu-image", &image];
-        let flags = [&on[..], &["--gpu-check", "never", "--ignore-eos"]].concat();
-        let launched = generate(&vendor, &whole, &[&flags[..], &["--no-graphs"]].concat()).ok();
-        let fallen_back = generate(&vendor, &no_capture, &flags).ok();
-        assert_eq!(fallen_back.stdout, launched.stdout);
+        let graphs = on("cli-graphs", &[], &[]).unwrap();
+        assert_eq!(graphs.stdout, launched.stdout);
+        assert!(!graphs.stderr.contains("graph"), "{}", graphs.stderr);
+        let cases: [(&str, &[&str], &str); 5] = [
+            ("begin", &["-DCAPTURE_CODE=901"], "recorded"),
+            ("end", &["-DEND_CAPTURE_CODE=901"], "recorded"),
+            ("instantiate", &["-DINSTANTIATE_CODE=801"], "recorded"),
+            (
+                "launch",
+                &["-DGRAPH_CODE=801", "-DGOOD_GRAPHS=2"],
+                "launched",
+            ),
+            (
+                "part",
+                &["-DGRAPH_CODE=801", "-DGOOD_GRAPHS=2", "-DPARTS_OF_GRAPHS"],
+                "launched",
+            ),
+        ];
+        for (name, faults, part) in cases {
+            let fallen_back = on(&format!("cli-no-{name}"), faults, &[]).unwrap();
+            let expected = format!("notice: the graph of a step cannot be {part} (");
+            let told = fallen_back.stderr.matches(&expected).count();
+            assert_eq!(told, 1, "{name}: {}", fallen_back.stderr);
+            assert_eq!(fallen_back.stdout, launched.stdout, "{name}");
+        }
+    }
+}
+
+/// The device that is asked for is the only one opened: the stub ends the process that opens the first.
+#[test]
+fn no_other_device_is_opened() {
+    let Some(image) = image() else { return };
+    let works = ["-DN_DEVICES=2", "-DANY_KERNEL", "-DFREE_BYTES=1<<30"];
+    for vendor in VENDORS {
+        let faults = [&works[..], &["-DCLOSED=1"]].concat();
+        let Some(library) = stub(&vendor, "cli-second", &faults) else {
+            return;
+        };
+        let kind = vendor.device.split(':').next().unwrap();
+        let on = |device: &str| {
+            let on = ["--device", device, "--gpu-image", &image];
+            generate(
+                &vendor,
+                &library,
+                &[&on[..], &["--gpu-check", "never"]].concat(),
+            )
+        };
+        on(&format!("{kind}:1")).ok();
+        // By a signal.
+        assert_eq!(on(&format!("{kind}:0")).code, None);
     }
 }
 

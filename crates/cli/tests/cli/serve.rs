@@ -314,6 +314,29 @@ fn a_device_that_hangs_is_told_after_the_time_of_the_flag() {
     assert_eq!(served.end("-TERM").0, Some(0));
 }
 
+/// Graphs that stop working while the server runs cost no answer, and the log says so once.
+#[test]
+fn the_log_says_that_graphs_stopped() {
+    let Some(image) = image() else { return };
+    let faults = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30", "-DGRAPH_CODE=801"];
+    let vendor = &VENDORS[0];
+    let Some(library) = stub(vendor, "cli-graphs-stop", &faults) else {
+        return;
+    };
+    let flags = ["--device", vendor.device, "--gpu-image", &image];
+    let flags = [&flags[..], &["--gpu-check", "never"]].concat();
+    let library = (vendor.library(), library.as_os_str());
+    let served = Served::start_with(&flags, &[library]);
+    let body = json!({"prompt": "Hi", "max_tokens": 6, "temperature": 0, "ignore_eos": true});
+    let answers = [0; 2].map(|_| served.post("/v1/completions", &body));
+    assert_eq!(answers[0]["usage"]["completion_tokens"], 6);
+    assert_eq!(answers[0]["choices"], answers[1]["choices"]);
+    let (code, _, stderr) = served.end("-TERM");
+    assert_eq!(code, Some(0));
+    let told = stderr.matches("notice: the graph of a step cannot be launched (");
+    assert_eq!(told.count(), 1, "{stderr}");
+}
+
 #[test]
 fn a_load_is_measured() {
     let served = Served::start(&[]);

@@ -9,6 +9,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_plan::{
     ConstraintError, Progress, RowOutput, Sampled, StepOutput, TokenLogprob, TokenMask,
 };
+use rocmforge_runtime::gpu::Graphs;
 use rocmforge_text::Piece;
 
 /// A sampled token and its log-probabilities.
@@ -231,8 +232,8 @@ impl Engine {
     /// recorded the usual ones takes longer for it, and all sequences wait.
     fn forced(&mut self, sampled: (usize, TokenId), member: Member) -> Vec<TokenId> {
         let n_others = match self.executor.info().graphs {
-            true => self.scheduler.n_running().saturating_sub(1),
-            false => 0,
+            Graphs::On | Graphs::OfSeveral => self.scheduler.n_running().saturating_sub(1),
+            Graphs::Off => 0,
         };
         let is_worth = |n: usize| n >= 2 && n_others <= 2 * (n - 1);
         let sequence = self.scheduler.member(member);

@@ -624,13 +624,15 @@ fn checks_the_first_use_of_a_gpu_once() {
     assert_eq!(keys().len(), 1);
     assert!(!keys()[0].contains('\n'), "{:?}", keys());
     // The same model again is not checked.
-    assert!(engine.backend_info().graphs);
+    assert_eq!(engine.backend_info().graphs, Graphs::On);
     drop(engine);
-    assert!(start(&llama, Graphs::On).backend_info().graphs);
+    let graphs = start(&llama, Graphs::On).backend_info().graphs;
+    assert_eq!(graphs, Graphs::On);
     assert_eq!(keys().len(), 1);
     // A check that found launches to be faster: one sequence has no graph.
     passed.insert(&format!("{}; launches", keys()[0]));
     let mut engine = start(&llama, Graphs::On);
+    assert_eq!(engine.backend_info().graphs, Graphs::OfSeveral);
     let prompts = [synth::prompt(4, llama.config.n_vocab)];
     let launched = generate(&mut engine, &prompts, 6);
     drop(engine);

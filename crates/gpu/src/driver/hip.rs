@@ -5,8 +5,8 @@ use std::{env, fs};
 
 use libloading::Library;
 
-use super::api::{Handle, functions};
-use super::{Context, Driver, Facts, VendorApi, kfd};
+use super::api::{Calls, Handle, functions};
+use super::{Context, Driver, Facts, VendorApi, active_blocks, kfd};
 use crate::error::GpuError;
 
 // Values of hipDeviceAttribute_t since ROCm 5.
@@ -178,6 +178,26 @@ impl VendorApi for Hip {
     /// AMD has no such limit: launches may use all shared memory that a block can have.
     fn allow_shared(&self, _: Handle, _: u32) -> i32 {
         0
+    }
+
+    /// On RDNA, HIP counts the threads of a work-group processor, but half of its shared memory: that of one compute unit
+    /// (`ihipOccupancyMaxActiveBlocksPerMultiprocessor` in ROCm's clr, 5 to 7). What it says of blocks of twice as many
+    /// threads is right for pairs of blocks: in each half, there is memory for one of each pair.
+    fn active_blocks(
+        &self,
+        calls: &Calls,
+        facts: &Facts,
+        (function, blocks): (Handle, (u32, u32)),
+        n_blocks: &mut i32,
+    ) -> i32 {
+        let code = active_blocks(calls, function, blocks, n_blocks);
+        if code != 0 || facts.n_compute_units <= facts.n_multiprocessors {
+            return code;
+        }
+        let (pair, mut n_pairs) = ((2 * blocks.0, blocks.1), 0);
+        let code = active_blocks(calls, function, pair, &mut n_pairs);
+        *n_blocks = (*n_blocks).max(2 * n_pairs);
+        code
     }
 
     fn error_text(&self, code: i32) -> String {

@@ -76,10 +76,33 @@ pub(crate) trait VendorApi: Send + Sync {
         false
     }
 
+    /// Counts the blocks that a multiprocessor runs at once: of a function, with as many threads and bytes of dynamic
+    /// shared memory as `blocks` says. Returns the driver's code.
+    fn active_blocks(
+        &self,
+        calls: &Calls,
+        _facts: &Facts,
+        (function, blocks): (Handle, (u32, u32)),
+        n_blocks: &mut i32,
+    ) -> i32 {
+        active_blocks(calls, function, blocks, n_blocks)
+    }
+
     /// Queues a kernel. Returns the driver's code.
     fn launch(&self, calls: &Calls, launch: &Launch) -> i32 {
         launch_in_order(calls, launch)
     }
+}
+
+/// Asks the driver for the blocks that a multiprocessor runs at once.
+fn active_blocks(
+    calls: &Calls,
+    function: Handle,
+    (n_threads, shared_bytes): (u32, u32),
+    n_blocks: &mut i32,
+) -> i32 {
+    // SAFETY: the function is of a loaded module; the number is written before the call returns.
+    unsafe { (calls.active_blocks)(n_blocks, function, n_threads as i32, shared_bytes as usize) }
 }
 
 /// Queues a kernel that starts after its predecessor has ended.

@@ -107,6 +107,7 @@ fn complete_driver() {
             .capture(|| ops::add(&gpu, x.as_slice(), y.as_slice()))
             .unwrap();
         graph.launch().unwrap();
+        assert_eq!(gpu.read(y.as_slice::<f32>()).unwrap(), [0.0; 300]);
         let event = Event::new(&gpu).unwrap();
         event.record().unwrap();
         assert!(!event.is_done().unwrap());
@@ -440,6 +441,43 @@ fn launch_rejected() {
             "{error}"
         );
         assert_eq!(gpu.read(x.as_slice::<f32>()).unwrap(), [1.0; 4]);
+    }
+}
+
+/// Work, and earlier graphs, go on after a recording that failed. The stub's stream of that recording takes none.
+#[test]
+fn failed_recordings_leave_the_device_usable() {
+    for id in VENDORS {
+        for (name, fault) in [
+            ("begin", "-DCAPTURE_CODE=901"),
+            ("end", "-DEND_CAPTURE_CODE=901"),
+            ("instantiate", "-DINSTANTIATE_CODE=801"),
+            ("copy", "-DGOOD_CAPTURES=1"),
+        ] {
+            let faults = [fault, "-DGOOD_CAPTURES=1"];
+            let Some(options) = stub(id, &format!("recording-{name}"), &faults) else {
+                return;
+            };
+            let gpu = Gpu::open_with(id, &options).unwrap();
+            let [x, y] = [2.0f32, 1.0].map(|value| gpu.upload(&[value; 300]).unwrap());
+            let add = || ops::add(&gpu, x.as_slice(), y.as_slice());
+            let graph = gpu.capture(add).unwrap();
+            graph.launch().unwrap();
+            for _ in 0..2 {
+                let failed = gpu.capture(|| match name {
+                    "copy" => gpu.read(y.as_slice::<f32>()).map(drop),
+                    _ => add(),
+                });
+                let error = failed.err().unwrap();
+                assert!(!error.is_fatal(), "{error}");
+            }
+            add().unwrap();
+            graph.launch().unwrap();
+            let event = Event::new(&gpu).unwrap();
+            event.record().unwrap();
+            event.wait().unwrap();
+            assert_eq!(gpu.read(y.as_slice::<f32>()).unwrap(), [7.0; 300], "{name}");
+        }
     }
 }
 

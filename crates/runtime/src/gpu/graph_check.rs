@@ -88,7 +88,7 @@ impl GpuBackend {
         let expected = self.hash_steps()?;
         self.options.graphs = Graphs::On;
         let problem = match self.hash_steps() {
-            // Without graphs, since recording one has failed.
+            // Without graphs, since recording or launching one has failed.
             Ok(_) if self.options.graphs == Graphs::Off => return Ok(false),
             Ok(got) if got == expected => return Ok(true),
             Ok(_) => "gives different results from separate launches".to_string(),
@@ -156,13 +156,17 @@ impl GpuBackend {
         Ok(started.elapsed())
     }
 
-    /// Turns graphs off because of a problem, with a notice. Recorded graphs may be in use, and stay.
+    /// Turns graphs off because of a problem, and says so. Recorded graphs may be in use, and stay.
     pub(super) fn stop_graphs(&mut self, problem: &str) {
         self.options.graphs = Graphs::Off;
-        self.notices.push(format!(
+        let text = format!(
             "the graph of a step {problem} on {}; steps run without graphs, which is slower",
             self.name
-        ));
+        );
+        match self.notice {
+            Some(tell) => tell(&text),
+            None => self.notices.push(text),
+        }
     }
 
     /// Runs the compared steps; returns a hash of each step's logits and exports.

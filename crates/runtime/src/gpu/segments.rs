@@ -80,7 +80,7 @@ impl GpuBackend {
             Observation::Unobserved
                 if queued.kind == StepKind::Decode && self.has_graph(shape.n_rows) =>
             {
-                self.launch_graph(segment, shape)?
+                self.launch_graph((segment, batch.step), shape)?
             }
             Observation::Unobserved => self.launch(segment, shape)?,
         }
@@ -325,8 +325,13 @@ impl GpuBackend {
         ops::end_step(&self.gpu, &io, sampled, step.results())
     }
 
-    /// Replays the graph of a segment for this step shape. The first use launches directly, the second records.
-    fn launch_graph(&mut self, segment: usize, shape: &StepShape) -> Result<(), GpuError> {
+    /// Replays the graph of a segment for this step shape. The first use launches directly, the second records. If the
+    /// driver fails at that, this segment and all later ones are launched directly.
+    fn launch_graph(
+        &mut self,
+        (segment, step): (usize, u64),
+        shape: &StepShape,
+    ) -> Result<(), GpuError> {
         let key = (segment, *shape);
         match self.graphs.get(&key) {
             None => {
@@ -347,7 +352,17 @@ impl GpuBackend {
             Some(Some(_)) => {}
         }
         let graph = self.graphs[&key].as_ref();
-        graph.expect("it is recorded").launch()
+        match graph.expect("it is recorded").launch() {
+            Err(error) if !error.is_fatal() => {
+                self.stop_graphs(&format!("cannot be launched ({error})"));
+                // If the driver has queued a part of the graph, the step fails, and is computed anew.
+                match segment == 0 && !self.memory.step.has_begun(&self.gpu, step)? {
+                    true => self.launch(segment, shape),
+                    false => Err(error),
+                }
+            }
+            launched => launched,
+        }
     }
 
     /// Queues a segment operation by operation, without fused stages, and calls the observer around each.

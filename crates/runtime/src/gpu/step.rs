@@ -330,6 +330,11 @@ impl StepMemory {
         gpu.write(self.n_steps.as_slice(), &[0u32])
     }
 
+    /// Whether the device has run the first kernel of a step, which copies its words. Waits for all work.
+    pub(crate) fn has_begun(&self, gpu: &Gpu, step: u64) -> Result<bool, GpuError> {
+        Ok(gpu.read(self.words(STEP_NUMBER, 1))? == [step_number(step)])
+    }
+
     /// Returns the operands of the first and the last kernel of a step of `shape`.
     pub(crate) fn io(&self, shape: &StepShape) -> StepWords<'_> {
         StepWords {

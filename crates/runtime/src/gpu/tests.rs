@@ -1,5 +1,7 @@
 //! What leaves the device in a step.
 
+mod graphs;
+
 use rocmforge_gguf::{GgmlType, Gguf};
 use rocmforge_model::Model;
 use rocmforge_plan::{BatchSeq, Fusion, InputToken, Mirostat, SamplingParams};

@@ -1,15 +1,21 @@
 // A driver that plays one GPU in the test's own memory, under HIP's names (-DHIP) or CUDA's, and fails as it is told:
 // -DINIT_CODE=n, -DSET_CODE=n, -DN_DEVICES=n, -DALLOC_CODE=n, -DLAUNCH_CODE=n, -DLOAD_CODE=n, -DSYNC_CODE=n
 // -DGOOD_SYNCS=n (the first so many succeed), -DEVENT_SYNC_CODE=n -DGOOD_EVENT_SYNCS=n, -DGOOD_LAUNCHES=n (the same of
-// launches), -DWITHOUT_GRAPHS, -DCAPTURE_CODE=n; -DARCH=name of HIP's device, as a string;
+// launches), -DWITHOUT_GRAPHS; -DARCH=name of HIP's device, as a string;
+// -DCAPTURE_CODE=n, -DEND_CAPTURE_CODE=n, -DINSTANTIATE_CODE=n -DGOOD_CAPTURES=n (the first so many succeed as a whole);
+// -DGRAPH_CODE=n -DGOOD_GRAPHS=n (of launches of graphs), -DPARTS_OF_GRAPHS (one that fails has run the first kernel);
+// -DWRONG_GRAPHS (what comes back after a graph is wrong);
+// -DGRAPH_US=n, -DLAUNCH_US=n (time of a launch of a graph, and of a kernel by itself);
+// -DTHREADS=n -DSHARED_BYTES=n of a multiprocessor, which say how many blocks it runs at once;
 // -DFAULT_LAUNCHES=n (the launch after so many faults while it runs: calls queue on, nothing comes back any more, and
 // waiting says 719); -DHANG_FILE=path (no event comes while there is this file);
 // -DINTEGRATED=mask, -DLARGE=mask, -DCLOSED=mask of devices: those that share the system's memory, that have twice the
 // memory, and that end the process when they are opened;
 // -DLATE_COPIES (nothing comes back before it is waited for); -DFREE_BYTES=n of 4 times as many; -DVERSION=n;
 // -DONLY_OVERLAPPING or -DONLY_PLAIN: it has CUDA's launches that overlap, and takes none of the other kind.
+// A stream records once, and takes no more work after a recording that failed, as in the worst versions of HIP.
 // Its only kernel is `add` of elementwise.hip; with -DANY_KERNEL there are all, which do nothing, but for the first and
-// the last of a step: each row chooses token 300.
+// the last of a step: each row chooses a token from 300 on that follows its input token, or the step's last one.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -38,6 +44,27 @@
 #endif
 #ifndef ARCH
 #define ARCH "gfx90a:sramecc+:xnack-"
+#endif
+#ifndef END_CAPTURE_CODE
+#define END_CAPTURE_CODE 0
+#endif
+#ifndef INSTANTIATE_CODE
+#define INSTANTIATE_CODE 0
+#endif
+#ifndef GOOD_CAPTURES
+#define GOOD_CAPTURES 0
+#endif
+#ifndef GRAPH_CODE
+#define GRAPH_CODE 0
+#endif
+#ifndef GOOD_GRAPHS
+#define GOOD_GRAPHS 0
+#endif
+#ifndef GRAPH_US
+#define GRAPH_US 0
+#endif
+#ifndef LAUNCH_US
+#define LAUNCH_US 0
 #endif
 #ifndef SET_CODE
 #define SET_CODE 0
@@ -84,7 +111,26 @@ static struct {
 } late[64];
 static unsigned n_late;
 #endif
-static int n_syncs, n_event_syncs, n_launches;
+static int n_syncs, n_event_syncs, n_launches, n_captures, n_graph_launches;
+struct graph {
+    unsigned n;
+    struct node {
+        handle function;
+        char params[64];
+    } nodes[4096];
+};
+struct stream {
+    enum { CLOSED_STREAM, OPEN, CAPTURING, BROKEN } state;
+    // Of its only recording.
+    struct graph* graph;
+};
+// Whether a stream takes work that is not recorded.
+static int refused(handle stream) {
+    struct stream* s = stream;
+    int code = s->state == OPEN ? 0 : s->state == CAPTURING ? 900 : s->state == BROKEN ? 901 : 400;
+    if (s->state == CAPTURING) s->state = BROKEN;
+    return code;
+}
 #ifdef FAULT_LAUNCHES
 static int n_runs;
 #define FAULTED (n_runs > FAULT_LAUNCHES)
@@ -149,22 +195,25 @@ int NAME(hipHostGetDevicePointer, cuMemHostGetDevicePointer_v2)(uint64_t* to, vo
     return *to = (uint64_t)ptr, (int)flags;
 }
 int NAME(hipMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)(uint64_t to, const void* from, size_t bytes, handle stream) {
-    return memcpy((void*)to, from, bytes), stream == &object ? 0 : 400;
+    return memcpy((void*)to, from, bytes), refused(stream);
 }
 int NAME(hipMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2)(void* to, uint64_t from, size_t bytes, handle stream) {
 #ifdef LATE_COPIES
     if (n_late == sizeof(late) / sizeof(late[0])) return 2;
     late[n_late].to = to, late[n_late].from = (void*)from, late[n_late++].bytes = bytes;
-    return stream == &object ? 0 : 400;
+    return refused(stream);
 #endif
     if (!FAULTED) memcpy(to, (void*)from, bytes);
-    return stream == &object ? 0 : 400;
+#ifdef WRONG_GRAPHS
+    if (n_graph_launches && bytes) *(char*)to ^= 1;
+#endif
+    return refused(stream);
 }
 int NAME(hipMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)(uint64_t to, uint64_t from, size_t bytes, handle stream) {
-    return memmove((void*)to, (void*)from, bytes), stream == &object ? 0 : 400;
+    return memmove((void*)to, (void*)from, bytes), refused(stream);
 }
 int NAME(hipMemsetD8Async, cuMemsetD8Async)(uint64_t to, unsigned char byte, size_t bytes, handle stream) {
-    return memset((void*)to, byte, bytes), stream == &object ? 0 : 400;
+    return memset((void*)to, byte, bytes), refused(stream);
 }
 int NAME(hipModuleUnload, cuModuleUnload)(handle module) { return module == &object ? 0 : 400; }
 #ifdef ANY_KERNEL
@@ -183,21 +232,35 @@ struct begin_params {
     const uint32_t* host;
     uint32_t* words;
     const uint32_t *sampled, *n_steps;
-    unsigned slot_words, n_slots, n_words;
+    unsigned slot_words, n_slots, n_words, tokens, from_row, n_rows;
 };
 struct end_params {
-    const uint32_t *ids, *words;
+    uint32_t* ids;
+    const uint32_t* words;
     uint32_t *host, *n_steps;
     unsigned slot_words, n_slots, n_ids;
 };
+static size_t params_bytes(handle function) {
+    return function == &begin_step ? sizeof(struct begin_params) : function == &end_step ? sizeof(struct end_params) : 0;
+}
+static unsigned first_token, n_tokens;
 static void run(handle function, const void* params) {
     if (function == &begin_step) {
         const struct begin_params* p = params;
-        memcpy(p->words, p->host + *p->n_steps % p->n_slots * p->slot_words, 4 * p->n_words);
+        const uint32_t* host = p->host + *p->n_steps % p->n_slots * p->slot_words;
+        memcpy(p->words, host, 4 * p->n_words);
+        first_token = p->tokens, n_tokens = p->n_rows;
+        for (unsigned row = 0; row < n_tokens; row++) {
+            uint32_t from = host[p->from_row + row];
+            if (from != ~0u) p->words[first_token + row] = p->sampled[from];
+        }
     } else if (function == &end_step) {
         const struct end_params* p = params;
         uint32_t* host = p->host + *p->n_steps % p->n_slots * p->slot_words;
-        for (unsigned i = 0; i < p->n_ids; i++) host[1 + i] = 300;
+        for (unsigned i = 0; i < p->n_ids; i++) {
+            unsigned row = p->n_ids == n_tokens ? i : n_tokens - 1;
+            host[1 + i] = p->ids[i] = 300 + (p->words[first_token + row] + 1) % 16;
+        }
         host[0] = p->words[0];
         ++*p->n_steps;
     }
@@ -214,16 +277,28 @@ int NAME(hipModuleGetGlobal, cuModuleGetGlobal_v2)(uint64_t* to, size_t* bytes, 
 #endif
 int NAME(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor)(
     int* n_blocks, handle function, int n_threads, size_t shared_bytes) {
-    (void)function, (void)n_threads, (void)shared_bytes;
     *n_blocks = 2;
+#ifdef THREADS
+    // As HIP counts.
+    if (n_threads > 1024) return *n_blocks = 0;
+    *n_blocks = THREADS / n_threads;
+    if (shared_bytes && SHARED_BYTES / shared_bytes < *n_blocks) *n_blocks = SHARED_BYTES / shared_bytes;
+#endif
     return 0;
 }
+#ifndef ANY_KERNEL
 // How its `Params` begins.
 struct add_params {
     const float *x, *other;
     float* out;
     unsigned n;
 };
+static size_t params_bytes(handle function) { return sizeof(struct add_params); }
+static void run(handle function, const void* params) {
+    const struct add_params* p = params;
+    for (unsigned i = 0; i < p->n; i++) p->out[i] += p->x[i];
+}
+#endif
 static int is_overlapping;
 int NAME(hipModuleLaunchKernel, cuLaunchKernel)(handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                                 unsigned by, unsigned bz, unsigned shared, handle stream, void** params,
@@ -232,17 +307,26 @@ int NAME(hipModuleLaunchKernel, cuLaunchKernel)(handle function, unsigned gx, un
 #ifdef ONLY_OVERLAPPING
     if (!is_overlapping) return 9;
 #endif
-    RUNS;
-#ifdef ANY_KERNEL
-    return run(function, params[0]), gx && gy && gz && bx ? 0 : 9;
+    if (!(gx && gy && gz && bx)) return 9;
+#ifndef ANY_KERNEL
+    if (function != &object || extra || shared || by != 1 || bz != 1 || gy != 1 || gz != 1) return 1;
 #endif
-    if (function != &object || stream != &object || extra || shared || by != 1 || bz != 1 || gy != 1 || gz != 1) return 1;
-    const struct add_params* p = params[0];
-    if (gx * bx == 0) return 9;
-    for (unsigned i = 0; i < p->n; i++) p->out[i] += p->x[i];
-    return 0;
+    struct stream* s = stream;
+    if (s->state == CAPTURING) {
+        struct graph* graph = s->graph;
+        if (graph->n == sizeof(graph->nodes) / sizeof(graph->nodes[0])) return 2;
+        struct node* node = &graph->nodes[graph->n++];
+        node->function = function;
+        memcpy(node->params, params[0], params_bytes(function));
+        return 0;
+    }
+    int code = refused(stream);
+    if (code) return code;
+    if (LAUNCH_US) usleep(LAUNCH_US);
+    RUNS;
+    return run(function, params[0]), 0;
 }
-#if defined(ONLY_OVERLAPPING) || defined(ONLY_PLAIN)
+#if defined(ONLY_OVERLAPPING) || defined(ONLY_PLAIN) || (defined(ANY_KERNEL) && !defined(HIP))
 // cuda.h's CUlaunchAttribute and CUlaunchConfig.
 struct attribute {
     int id;
@@ -262,8 +346,10 @@ int cuLaunchKernelEx(const struct config* c, handle function, void** params, voi
 #ifdef ONLY_PLAIN
     return 9;
 #endif
+#ifndef ANY_KERNEL
     // Programmatic stream serialization, which is allowed.
     if (c->n_attributes != 1 || c->attributes->id != 6 || c->attributes->value.allowed != 1) return 1;
+#endif
     is_overlapping = 1;
     int code = cuLaunchKernel(function, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream, params, extra);
     is_overlapping = 0;
@@ -271,21 +357,29 @@ int cuLaunchKernelEx(const struct config* c, handle function, void** params, voi
 }
 #endif
 int NAME(hipStreamCreateWithFlags, cuStreamCreate)(handle* to, unsigned flags) {
-    return *to = &object, flags == 1 ? 0 : 1;
+    struct stream* s = calloc(1, sizeof(*s));
+    s->state = OPEN;
+    return *to = s, flags == 1 ? 0 : 1;
 }
-int NAME(hipStreamDestroy, cuStreamDestroy_v2)(handle stream) { return stream == &object ? 0 : 400; }
+// Its memory stays, so that later uses are found.
+int NAME(hipStreamDestroy, cuStreamDestroy_v2)(handle stream) {
+    struct stream* s = stream;
+    int code = s->state == CLOSED_STREAM ? 400 : 0;
+    return s->state = CLOSED_STREAM, code;
+}
 int NAME(hipStreamSynchronize, cuStreamSynchronize)(handle stream) {
-    if (stream != &object) return 400;
+    int code = refused(stream);
+    if (code) return code;
     deliver();
     return SYNC_CODE && n_syncs++ >= GOOD_SYNCS ? SYNC_CODE : 0;
 }
 int NAME(hipStreamWaitEvent, cuStreamWaitEvent)(handle stream, handle event, unsigned flags) {
-    return stream == &object && event == &object ? (int)flags : 400;
+    return event == &object && !flags ? refused(stream) : 400;
 }
 int NAME(hipEventCreateWithFlags, cuEventCreate)(handle* to, unsigned flags) { return *to = &object, (int)flags; }
 int NAME(hipEventDestroy, cuEventDestroy_v2)(handle event) { return event == &object ? 0 : 400; }
 int NAME(hipEventRecord, cuEventRecord)(handle event, handle stream) {
-    return event == &object && stream == &object ? 0 : 400;
+    return event == &object ? refused(stream) : 400;
 }
 int NAME(hipEventQuery, cuEventQuery)(handle event) {
     if (FAULTED) return 719;
@@ -306,21 +400,47 @@ int NAME(hipEventElapsedTime, cuEventElapsedTime)(float* ms, handle start, handl
     return *ms = 1.5f, start == &object && end == &object ? 0 : 400;
 }
 int NAME(hipStreamBeginCapture, cuStreamBeginCapture_v2)(handle stream, int mode) {
-    return stream == &object && mode == 2 ? CAPTURE_CODE : 1;
+    struct stream* s = stream;
+    if (s->state != OPEN || s->graph || mode != 2) return 1;
+    int code = n_captures++ >= GOOD_CAPTURES ? CAPTURE_CODE : 0;
+    s->graph = calloc(1, sizeof(*s->graph));
+    s->state = code ? BROKEN : CAPTURING;
+    return code;
 }
 int NAME(hipStreamEndCapture, cuStreamEndCapture)(handle stream, handle* graph) {
-    return *graph = &object, stream == &object ? 0 : 1;
+    struct stream* s = stream;
+    *graph = NULL;
+    if (s->state != CAPTURING) return s->state == BROKEN ? 901 : 1;
+    int code = n_captures > GOOD_CAPTURES ? END_CAPTURE_CODE : 0;
+    s->state = code ? BROKEN : OPEN;
+    if (!code) *graph = s->graph;
+    return code;
 }
 int NAME(hipGraphInstantiateWithFlags, cuGraphInstantiateWithFlags)(handle* to, handle graph, unsigned long long flags) {
-    return *to = &object, graph == &object && !flags ? 0 : 1;
+    *to = malloc(sizeof(struct graph));
+    memcpy(*to, graph, sizeof(struct graph));
+    return flags ? 1 : n_captures > GOOD_CAPTURES ? INSTANTIATE_CODE : 0;
 }
-int NAME(hipGraphDestroy, cuGraphDestroy)(handle graph) { return graph == &object ? 0 : 400; }
+int NAME(hipGraphDestroy, cuGraphDestroy)(handle graph) { return free(graph), 0; }
 #ifndef WITHOUT_GRAPHS
 int NAME(hipGraphLaunch, cuGraphLaunch)(handle graph, handle stream) {
-    return graph == &object && stream == &object ? 0 : 400;
+    struct graph* g = graph;
+    int code = refused(stream);
+    if (code) return code;
+    if (GRAPH_US) usleep(GRAPH_US);
+    code = n_graph_launches++ >= GOOD_GRAPHS ? GRAPH_CODE : 0;
+#ifdef PARTS_OF_GRAPHS
+    if (code) run(g->nodes[0].function, g->nodes[0].params);
+#endif
+    if (code) return code;
+    for (unsigned i = 0; i < g->n; i++) {
+        RUNS;
+        run(g->nodes[i].function, g->nodes[i].params);
+    }
+    return 0;
 }
 #endif
-int NAME(hipGraphExecDestroy, cuGraphExecDestroy)(handle graph) { return graph == &object ? 0 : 400; }
+int NAME(hipGraphExecDestroy, cuGraphExecDestroy)(handle graph) { return free(graph), 0; }
 
 #ifdef HIP
 int hipSetDevice(int device) { return open_device(device); }
