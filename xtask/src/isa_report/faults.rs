@@ -3,6 +3,7 @@
 use super::blocks::Block;
 use super::code::Instruction;
 use super::dataflow;
+use super::family::Family;
 use super::hazards::Hazards;
 use super::metadata::Metadata;
 use super::registers::Kernel;
@@ -34,52 +35,64 @@ const INSTRUCTIONS_WITH_WAIT: usize = 128;
 
 /// A fault that is accepted in a kernel, and why.
 struct Exception {
-    module: &'static str,
-    kernel: &'static str,
     fault: Fault,
+    /// Each of these modules has each of these kernels for each of these targets with the fault.
+    modules: &'static [&'static str],
+    kernels: &'static [&'static str],
+    targets: &'static [&'static str],
     #[expect(dead_code, reason = "documentation")]
     reason: &'static str,
 }
 
 const EXCEPTIONS: &[Exception] = &[
     Exception {
-        module: "gemv",
-        kernel: "gemv_2_8",
         fault: Fault::ScalarSpill,
-        reason: "on gfx942 the addresses of eight rows are kept in lanes of a vector register during the loop",
+        modules: &["gemv.Q3_K", "gemv.Q6_K", "gemv.IQ1_M"],
+        kernels: &["gemv_2_8", "gemv_listed_2_8"],
+        targets: &["gfx942", "gfx950"],
+        reason: "two to five addresses of eight rows are kept in lanes of a vector register during the loop",
     },
     Exception {
-        module: "gemv",
-        kernel: "gemv_listed_2_8",
         fault: Fault::ScalarSpill,
-        reason: "as gemv_2_8: one to three addresses, with Q3_K and Q6_K",
+        modules: &["gemv.IQ1_S"],
+        kernels: &["gemv_2_8"],
+        targets: &["gfx942", "gfx950"],
+        reason: "as gemv.Q3_K",
     },
     Exception {
-        module: "gemv",
-        kernel: "gemv_tiled_2_4",
         fault: Fault::ScalarSpill,
-        reason: "as gemv_2_8, on gfx90a: one to nine addresses, with Q3_K and Q6_K",
+        modules: &["gemv.Q6_K", "gemv.IQ1_M"],
+        kernels: &["gemv_tiled_2_4"],
+        targets: &["gfx906", "gfx908", "gfx90a"],
+        reason: "as gemv.Q3_K: one address",
     },
     Exception {
-        module: "attention_decode.F8E4M3",
-        kernel: "decode_512_4",
         fault: Fault::ScalarSpill,
-        reason: "on gfx90a four scalars are kept in lanes of a vector register; the vector registers suffice",
+        modules: &["attention_decode.F8E4M3"],
+        kernels: &["decode_512_4"],
+        targets: &["gfx90a", "gfx950"],
+        reason: "up to four scalars are kept in lanes of a vector register; the vector registers suffice",
     },
     Exception {
-        module: "attention_decode.Q5_1",
-        kernel: "decode_512_4",
         fault: Fault::ScalarSpill,
+        modules: &["attention_decode.Q5_1"],
+        kernels: &["decode_512_4"],
+        targets: &["gfx90a"],
         reason: "as attention_decode.F8E4M3",
     },
 ];
 
-/// Whether the fault is excepted. `module` may include its format.
-pub(crate) fn is_excepted(module: &str, kernel: &str, fault: Fault) -> bool {
-    let file = module.split('.').next().unwrap_or(module);
-    EXCEPTIONS
-        .iter()
-        .any(|e| (e.module == module || e.module == file) && e.kernel == kernel && e.fault == fault)
+/// Whether the fault is excepted.
+pub(crate) fn is_excepted(module: &str, kernel: &str, target: &str, fault: Fault) -> bool {
+    excepted(module, kernel, target).any(|excepted| excepted == fault)
+}
+
+/// Returns the faults that are accepted in a kernel.
+pub(crate) fn excepted(module: &str, kernel: &str, target: &str) -> impl Iterator<Item = Fault> {
+    let of_kernel = EXCEPTIONS.iter().filter(move |e| {
+        e.modules.contains(&module) && e.kernels.contains(&kernel) && e.targets.contains(&target)
+    });
+    of_kernel.map(|e| e.fault)
 }
 
 /// Returns the faults of a kernel, each kind once, with the evidence. `whole` has for each instruction whether it runs
@@ -90,7 +103,7 @@ pub(crate) fn of(
     whole: &[Option<bool>],
     metadata: &Metadata,
 ) -> Vec<(Fault, String)> {
-    let Kernel { target, code, .. } = kernel;
+    let Kernel { family, code, .. } = kernel;
     let mut faults = Vec::new();
     let spills = [
         (Fault::VectorSpill, metadata.vector_spills, "vector"),
@@ -139,7 +152,7 @@ pub(crate) fn of(
             faults.push((fault, format!("{first} ({} in all)", findings.len())));
         }
     }
-    if target.starts_with("gfx12") {
+    if *family == Family::Rdna4 {
         let n = reached().count();
         if n >= INSTRUCTIONS_WITH_WAIT && !reached().any(|(i, _)| i.mnemonic == "s_wait_alu") {
             let what = format!("has no s_wait_alu in {n} instructions");

@@ -128,7 +128,10 @@ mod tests {
             "s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)",
             "s_endpgm",
         ]);
-        let proof = prove(&Kernel::new("gfx1100", &code), &blocks(&code).unwrap());
+        let proof = prove(
+            &Kernel::new("gfx1100", &code).unwrap(),
+            &blocks(&code).unwrap(),
+        );
         let tally = |n, found, idle| Tally { n, found, idle };
         assert_eq!(proof.memory, tally(5, 2, 2));
         assert_eq!(proof.hazards, tally(3, 2, 1));
