@@ -18,6 +18,9 @@ pub(crate) enum Fault {
     ScalarSpill,
     /// Scratch memory, or instructions that could access it.
     Scratch,
+    /// Attention of few rows on CDNA whose registers leave room for one wave per SIMD: nothing runs while it waits for
+    /// the cache of keys and values.
+    OneWave,
     /// A collective instruction under a narrowed EXEC.
     Narrowed,
     /// Code for gfx12 of a compiler that omits waits (LLVM pull request 100067).
@@ -32,6 +35,9 @@ pub(crate) enum Fault {
 
 /// A kernel for gfx12 with at least this many instructions has places that need `s_wait_alu`: the fewest are 4, in 192.
 const INSTRUCTIONS_WITH_WAIT: usize = 128;
+
+/// The most vector registers of a lane with which a SIMD of CDNA 2 and later holds two waves.
+const REGISTERS_OF_TWO_WAVES: u64 = 256;
 
 /// A fault that is accepted in a kernel, and why.
 struct Exception {
@@ -80,6 +86,31 @@ const EXCEPTIONS: &[Exception] = &[
         targets: &["gfx90a"],
         reason: "as attention_decode.F8E4M3",
     },
+    Exception {
+        fault: Fault::OneWave,
+        modules: &["attention_decode.Q5_1"],
+        kernels: &[
+            "decode_64_4",
+            "decode_64_8",
+            "decode_80_4",
+            "decode_80_8",
+            "decode_96_4",
+            "decode_96_8",
+            "decode_128_4",
+            "decode_128_8",
+            "decode_256_4",
+            "decode_256_8",
+        ],
+        targets: &["gfx90a", "gfx942", "gfx950"],
+        reason: "260 to 281 registers, since codes have 5 bits and minimums; few use this type",
+    },
+    Exception {
+        fault: Fault::OneWave,
+        modules: &["attention_decode.F16"],
+        kernels: &["decode_256_8"],
+        targets: &["gfx950"],
+        reason: "258 registers; gfx942 has 256",
+    },
 ];
 
 /// Whether the fault is excepted.
@@ -98,6 +129,7 @@ pub(crate) fn excepted(module: &str, kernel: &str, target: &str) -> impl Iterato
 /// Returns the faults of a kernel, each kind once, with the evidence. `whole` has for each instruction whether it runs
 /// with all lanes on.
 pub(crate) fn of(
+    name: &str,
     kernel: &Kernel,
     blocks: &[Block],
     whole: &[Option<bool>],
@@ -119,6 +151,14 @@ pub(crate) fn of(
         faults.push((
             Fault::Scratch,
             format!("uses {bytes} bytes of scratch memory per lane"),
+        ));
+    }
+    let is_large = metadata.vgprs > REGISTERS_OF_TWO_WAVES;
+    if name.starts_with("decode_") && family.has_one_register_file() && is_large {
+        let n = metadata.vgprs;
+        faults.push((
+            Fault::OneWave,
+            format!("has {n} vector registers, so one wave per SIMD"),
         ));
     }
     let reached = || code.iter().zip(whole).filter(|(_, whole)| whole.is_some());

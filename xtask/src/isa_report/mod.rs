@@ -266,7 +266,7 @@ fn examine(image: &Parts) -> Result<Vec<Report>> {
             module: image.module.into(),
             loads: hot_loop::load_widths(&code.instructions, &blocks),
             hot,
-            faults: faults::of(&kernel, &blocks, &whole, &metadata),
+            faults: faults::of(&code.name, &kernel, &blocks, &whole, &metadata),
             name: code.name,
             metadata,
         });

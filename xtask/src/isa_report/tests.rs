@@ -172,6 +172,7 @@ fn long_code_for_gfx12_without_alu_waits_is_found() {
     let faults = |target: &str, wait: &str| {
         let code = code(wait);
         faults::of(
+            "kernel",
             &Kernel::new(target, &code).unwrap(),
             &blocks::blocks(&code).unwrap(),
             &vec![Some(true); code.len()],
