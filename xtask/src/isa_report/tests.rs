@@ -242,6 +242,51 @@ fn the_kernels_of_this_build_are_clean() {
     }
 }
 
+/// Barriers of products fence shared memory only: nothing empties the caches of RDNA.
+#[test]
+fn products_keep_caches() {
+    let products = ["gemm.Q4_K", "gemv.Q4_K"];
+    let sample = embedded(|image| {
+        image.target.starts_with("gfx1") && products.contains(&image.module.as_str())
+    });
+    let emptied = for_each(&sample, |image| {
+        let empties = |code: &code::Code| {
+            let mut names = code.instructions.iter().map(|i| i.mnemonic.as_str());
+            names.any(|name| ["buffer_gl0_inv", "buffer_gl1_inv", "global_inv"].contains(&name))
+        };
+        let all = code::parse(image.listing).into_iter();
+        let names = all.filter(empties).map(|code| code.name);
+        Ok(names
+            .map(|name| format!("{name} for {}", image.target))
+            .collect())
+    });
+    assert_eq!(emptied.unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn cards_of_every_target_are_documented() {
+    let text = fs::read_to_string(crate::root().join("docs/AMD.md")).unwrap();
+    let (_, cards) = text.split_once("\n## Cards\n").unwrap();
+    let rows = cards.lines().skip_while(|line| !line.starts_with('|'));
+    let rows = rows.take_while(|line| line.starts_with('|')).skip(2);
+    let mut documented: Vec<&str> = rows
+        .flat_map(|row| row.split('|').nth(1).unwrap().split(','))
+        .map(str::trim)
+        .collect();
+    let all = expand("all").unwrap();
+    let mut targets: Vec<&str> = all.iter().map(String::as_str).collect();
+    targets.retain(|target| images::is_amd(target));
+    documented.sort_unstable();
+    targets.sort_unstable();
+    assert_eq!(documented, targets);
+    for newest in ["gfx950", "gfx1153"] {
+        assert!(targets.contains(&newest), "{newest}");
+    }
+    for target in targets {
+        assert!(Family::of(target).is_ok(), "{target}");
+    }
+}
+
 #[test]
 fn targets_without_rules_are_refused() {
     let code = code::code_of(&["s_endpgm"]);
