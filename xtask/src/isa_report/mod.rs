@@ -38,7 +38,7 @@ use anyhow::{Context as _, Result, bail};
 use faults::Fault;
 use hot_loop::Counts;
 use images::Image;
-pub(crate) use images::expand;
+pub(crate) use images::{expand, is_amd};
 use machine::Machine;
 use metadata::Metadata;
 use prove::Proof;
@@ -136,6 +136,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         bail!("{} faults\n{}", faults.len(), faults.join("\n"));
     }
     Ok(())
+}
+
+/// Returns an error if the programs that reports need are missing.
+pub(crate) fn find_tools() -> Result<()> {
+    Tools::find().map(drop)
 }
 
 /// Returns the faults without an exception, a line each.
