@@ -58,11 +58,17 @@ pub(crate) struct Options {
     no_deb: bool,
 }
 
-/// Builds the program and packs it into `target/dist`.
+/// Builds the program, examines its kernels for AMD, and packs it into `target/dist`.
 ///
 /// # Errors
-/// If a tool is missing or fails, the program lacks kernels, or it is larger than what should be downloaded.
+/// If a tool is missing or fails, the program lacks kernels, a kernel has a fault, or the program is larger than what
+/// should be downloaded.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut amd = isa_report::expand(&options.targets)?;
+    amd.retain(|target| isa_report::is_amd(target));
+    if !amd.is_empty() {
+        isa_report::find_tools()?;
+    }
     let metadata = notices::metadata()?;
     let out = root().join("target/dist");
     if out.exists() {
@@ -72,7 +78,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let name = format!("rocmforge-{version}-linux-{}", std::env::consts::ARCH);
     // Also in the manifest of the command, for its Debian package.
     let folder = out.join("files");
-    stage(&folder, &build(&metadata, &options.targets)?)?;
+    let program = build(&metadata, &options.targets)?;
+    if !amd.is_empty() {
+        examine(&amd, &options.targets)?;
+    }
+    stage(&folder, &program)?;
     write(
         &folder.join("LICENSES-OF-LIBRARIES"),
         notices::all(&metadata)?,
@@ -137,6 +147,19 @@ fn build(metadata: &Value, targets: &str) -> Result<PathBuf> {
         left_out.join(", ")
     );
     Ok(program)
+}
+
+/// Examines the machine code of the kernels for `amd`, by an `isa-report` that is built with the kernels of `targets` as
+/// the program is.
+fn examine(amd: &[String], targets: &str) -> Result<()> {
+    let mut cargo = Command::new("cargo");
+    cargo.args(["run", "--release", "--locked", "-p", "xtask", "--"]);
+    cargo.args(["isa-report", "--faults-only", "--targets", &amd.join(",")]);
+    done(
+        cargo
+            .current_dir(root())
+            .env("ROCMFORGE_GPU_TARGETS", targets),
+    )
 }
 
 /// Collects in `folder` what packages contain.

@@ -2,21 +2,24 @@
 //! them. The rules are those that LLVM's GCNHazardRecognizer and AMDGPUWaitSGPRHazards handle, those of CDNA also in
 //! AMD's ISA guides under "Manually Inserted Wait States".
 //!
-//! `cdna` has the rules of gfx90a and gfx942, which count wait states; `rdna` those of gfx11 and gfx12 for vector
-//! instructions; `scalar_reads` that of scalar registers on gfx12. gfx1030 has none that its kernels can meet: those of
-//! gfx10 are of gfx1010 to gfx1013. Both gfx11 and gfx12 need an `s_nop` before vector registers are released.
+//! `gfx9` has the rules of gfx906 and of CDNA, which count wait states, `cdna1` those of gfx908's matrix unit; `rdna` has
+//! those of gfx11 and gfx12 for vector instructions, `scalar_reads` that of scalar registers on gfx12. gfx1030 to gfx1036
+//! have none that the kernels can meet: those of gfx10 are of gfx1010 to gfx1013. Both gfx11 and gfx12 need an `s_nop`
+//! before vector registers are released.
 //!
-//! Not checked: matrix instructions on f64; mode registers (`s_setreg`, `s_getreg`); stores in a row with loads, and
-//! rows of loads further back than LLVM looks, which matter with XNACK only; shifts of 64 bits whose amount is in the
-//! last register of gfx90a; LDS-direct loads; rules of waves of 64 lanes on gfx11, where the kernels use 32; calls,
-//! which `blocks` rejects.
+//! Not checked: matrix instructions on f64; conversions of gfx950 to FP4 and FP6; mode registers (`s_setreg`,
+//! `s_getreg`); stores in a row with loads, and rows of loads further back than LLVM looks, which matter with XNACK only;
+//! shifts of 64 bits whose amount is in the last register of gfx90a; LDS-direct loads; rules of waves of 64 lanes on
+//! gfx11, where the kernels use 32; calls, which `blocks` rejects.
 
-mod cdna;
+mod cdna1;
+mod gfx9;
 mod rdna;
 mod scalar_reads;
 
 use super::code::Instruction;
 use super::dataflow::Flow;
+use super::family::Family;
 use super::registers::{Access, Kernel, Unit};
 use scalar_reads::ScalarReads;
 
@@ -25,36 +28,6 @@ pub(crate) struct Hazards<'a> {
     pub(crate) kernel: &'a Kernel<'a>,
     /// An instruction to leave out.
     pub(crate) without: Option<usize>,
-}
-
-/// Targets with the same rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
-    /// Without rules: gfx10.
-    None,
-    /// gfx90a.
-    Cdna2,
-    /// gfx942.
-    Cdna3,
-    /// gfx1100 to gfx1103.
-    Rdna3,
-    /// gfx1150 to gfx1153.
-    Rdna35,
-    /// gfx12.
-    Rdna4,
-}
-
-impl Family {
-    pub(crate) fn of(target: &str) -> Family {
-        match target {
-            "gfx90a" => Family::Cdna2,
-            "gfx942" => Family::Cdna3,
-            _ if target.starts_with("gfx110") => Family::Rdna3,
-            _ if target.starts_with("gfx115") => Family::Rdna35,
-            _ if target.starts_with("gfx12") => Family::Rdna4,
-            _ => Family::None,
-        }
-    }
 }
 
 /// An earlier instruction that a later one may be too close to.
@@ -120,9 +93,11 @@ impl Flow for Hazards<'_> {
         if self.without == Some(at) {
             return None;
         }
-        let finding = match self.family() {
-            Family::None => None,
-            Family::Cdna2 | Family::Cdna3 => self.step_cdna(at, &mut state.recent),
+        let finding = match self.kernel.family {
+            Family::Rdna2 => None,
+            Family::Vega20 | Family::Cdna1 | Family::Cdna2 | Family::Cdna3 | Family::Cdna4 => {
+                self.step_gfx9(at, &mut state.recent)
+            }
             Family::Rdna3 | Family::Rdna35 => self.step_rdna(at, &mut state.recent),
             Family::Rdna4 => {
                 let scalar = self.step_scalar(at, &mut state.scalar_reads);
@@ -142,10 +117,6 @@ impl Flow for Hazards<'_> {
 }
 
 impl Hazards<'_> {
-    fn family(&self) -> Family {
-        Family::of(self.kernel.target)
-    }
-
     fn step_scalar(&self, at: usize, state: &mut ScalarReads) -> Option<String> {
         let Kernel { code, accesses, .. } = self.kernel;
         let early = state.step(&code[at], &accesses[at])?;
@@ -208,7 +179,7 @@ mod tests {
 
     fn found(target: &str, lines: &[&str]) -> Vec<String> {
         let code = code_of(&[lines, &["s_endpgm"]].concat());
-        let kernel = Kernel::new(target, &code);
+        let kernel = Kernel::new(target, &code).unwrap();
         let hazards = Hazards {
             kernel: &kernel,
             without: None,
@@ -230,7 +201,7 @@ mod tests {
     }
 
     /// As `check`, with wait states in between.
-    fn check_states(target: &str, earlier: &[&str], n: usize, later: &str) {
+    pub(super) fn check_states(target: &str, earlier: &[&str], n: usize, later: &str) {
         check(target, earlier, ("s_nop 0", n), later);
         if let Some(more) = n.checked_sub(1).filter(|_| n > 0) {
             let nop = format!("s_nop {more}");
@@ -300,11 +271,76 @@ mod tests {
     }
 
     #[test]
+    fn results_of_matrix_instructions_of_cdna4() {
+        let gfx950 = |matrix, n, later| check_states("gfx950", &[matrix], n, later);
+        let add = "v_add_f32_e32 v20, v20, v3";
+        let matrix = "v_mfma_f32_16x16x32_f16 v[0:3], v[8:11], v[12:15], v[4:7]";
+        gfx950(matrix, 8, add);
+        gfx950(matrix, 8, "v_mov_b32_e32 v3, 0");
+        gfx950(matrix, 8, "global_store_dword v20, v3, s[0:1]");
+        gfx950(matrix, 3, "v_mov_b32_e32 v4, 0");
+        let overlaps = "v_mfma_f32_16x16x32_f16 v[20:23], v[8:11], v[12:15], v[2:5]";
+        gfx950(matrix, 6, overlaps);
+        let reads_a = "v_mfma_f32_16x16x32_f16 v[20:23], v[0:3], v[12:15], v[20:23]";
+        gfx950(matrix, 8, reads_a);
+        let slow = "v_mfma_f32_16x16x4_f32 v[0:3], v8, v10, v[4:7]";
+        gfx950(slow, 10, add);
+        gfx950(slow, 0, overlaps);
+        gfx950(
+            "v_mfma_i32_32x32x16_i8 v[0:15], v[20:21], v[22:23], 0",
+            12,
+            add,
+        );
+        gfx950(
+            "v_mfma_f32_4x4x4_16b_f16 v[0:3], v[8:9], v[10:11], 0",
+            5,
+            add,
+        );
+        let deepest = "v_mfma_f32_32x32x64_f8f6f4 v[0:15], v[20:27], v[28:35], 0";
+        gfx950(deepest, 20, add);
+    }
+
+    #[test]
+    fn lanes_are_exchanged_after_wait_states_on_cdna4() {
+        let swap = "v_permlane32_swap_b32_e32 v0, v1";
+        for write in ["v_mov_b32_e32 v0, v2", "v_mov_b32_e32 v1, v2"] {
+            check_states("gfx950", &[write], 2, swap);
+        }
+        check_states("gfx950", &["v_cmpx_eq_u32_e32 vcc, 0, v9"], 4, swap);
+    }
+
+    #[test]
+    fn wait_states_of_gfx906() {
+        let check = |earlier, n, later| check_states("gfx906", &[earlier], n, later);
+        let dpp = "v_mov_b32_dpp v1, v0 row_ror:8 row_mask:0xf bank_mask:0xf";
+        check("v_mov_b32_e32 v0, v2", 2, dpp);
+        check("v_cmpx_eq_u32_e32 vcc, 0, v5", 5, dpp);
+        let divide = "v_div_fmas_f32 v0, v1, v2, v3";
+        check("v_cmp_eq_u32_e32 vcc, 0, v5", 4, divide);
+        check("v_readfirstlane_b32 s0, v5", 4, "v_readlane_b32 s2, v7, s0");
+        let load = "global_load_dword v1, v2, s[0:1]";
+        check("v_readfirstlane_b32 s0, v5", 5, load);
+        let store = "global_store_dwordx4 v0, v[2:5], s[0:1]";
+        check(store, 1, "v_mov_b32_e32 v5, 0");
+        check("s_mov_b32 m0, s1", 1, "s_sendmsg sendmsg(MSG_INTERRUPT)");
+        let address = "global_load_dwordx2 v[2:3], v[2:3], off";
+        check(address, 1, "global_load_dword v4, v[2:3], off");
+        // The hardware waits for these.
+        check(
+            "v_dot4_i32_i8 v1, v2, v3, v1",
+            0,
+            "v_add_u32_e32 v4, v4, v1",
+        );
+        check("v_exp_f32_e32 v0, v1", 0, "v_add_f32_e32 v2, v2, v0");
+    }
+
+    #[test]
     fn wait_states_after_vector_instructions_of_cdna() {
-        for target in ["gfx90a", "gfx942"] {
+        for target in ["gfx90a", "gfx942", "gfx950"] {
             let check = |earlier, n, later| check_states(target, &[earlier], n, later);
             let dpp = "v_mov_b32_dpp v1, v0 row_ror:8 row_mask:0xf bank_mask:0xf";
             check("v_mov_b32_e32 v0, v2", 2, dpp);
+            check("v_mov_b32_e32 v1, v2", 2, dpp);
             check("v_cmpx_eq_u32_e32 vcc, 0, v5", 5, dpp);
             check("v_mov_b32_e32 v3, v2", 0, dpp);
             check(
@@ -349,6 +385,7 @@ mod tests {
         let check = |earlier, (cdna2, cdna3), later| {
             check_states("gfx90a", &[earlier], cdna2, later);
             check_states("gfx942", &[earlier], cdna3, later);
+            check_states("gfx950", &[earlier], cdna3, later);
         };
         let store = "global_store_dwordx4 v0, v[2:5], s[0:1]";
         check(store, (1, 2), "v_mov_b32_e32 v5, 0");
@@ -374,6 +411,7 @@ mod tests {
         check(half, (0, 1), "v_add_f32_e32 v2, v2, v0");
         let half = "v_cvt_pk_fp8_f32 v0, v1, v2 op_sel:[0,0,1]";
         check(half, (0, 1), "v_add_f32_e32 v2, v2, v0");
+        check(half, (0, 1), "v_mov_b32_e32 v0, v1");
         let packed = "v_pk_add_f32 v[0:1], v[2:3], v[4:5] op_sel:[0,1] op_sel_hi:[1,1]";
         check(packed, (0, 0), "v_add_f32_e32 v2, v2, v0");
     }

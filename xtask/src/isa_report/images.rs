@@ -64,6 +64,10 @@ pub(crate) fn embedded(target: &str) -> impl Iterator<Item = Image> {
         })
 }
 
+pub(crate) fn is_amd(target: &str) -> bool {
+    target.starts_with("gfx")
+}
+
 impl Image {
     /// Returns the object file, unpacked or compiled.
     pub(crate) fn object(&self) -> Result<Vec<u8>> {

@@ -4,12 +4,14 @@
 //! missing waits and hazards.
 //!
 //! `images` → `tools` (LLVM's listing and notes) → `code`, `metadata` → `blocks`, `registers` → `exec`, `hot_loop`,
-//! `waits` and `hazards` (by `dataflow`) → `faults`. `prove` tests `waits` and `hazards` on wrong code.
+//! `waits` and `hazards` (by `dataflow`, with the rules of the target's `family`) → `faults`. `prove` tests `waits` and
+//! `hazards` on wrong code. `machine` has reference cards; targets without one have faults, but no estimates.
 
 mod blocks;
 mod code;
 mod dataflow;
 mod exec;
+mod family;
 mod faults;
 mod hazards;
 mod hot_loop;
@@ -36,7 +38,7 @@ use anyhow::{Context as _, Result, bail};
 use faults::Fault;
 use hot_loop::Counts;
 use images::Image;
-pub(crate) use images::expand;
+pub(crate) use images::{expand, is_amd};
 use machine::Machine;
 use metadata::Metadata;
 use prove::Proof;
@@ -46,7 +48,7 @@ use tools::Tools;
 /// The kernels to report on.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Targets such as gfx1100,gfx942 [default: one per generation]
+    /// Targets such as gfx1100,gfx942, or all [default: those with a reference card, which estimates need]
     #[arg(
         long,
         default_value = "",
@@ -62,6 +64,9 @@ pub(crate) struct Options {
         value_name = "NAME"
     )]
     kernel: String,
+    /// Only look for faults
+    #[arg(long)]
+    faults_only: bool,
     /// Instead, take each wait out of the code in turn, and count how many are missed
     #[arg(long)]
     prove_waits: bool,
@@ -73,10 +78,10 @@ struct Report {
     module: String,
     name: String,
     metadata: Metadata,
-    machine: &'static Machine,
     /// Number of loads by width in bytes.
     loads: BTreeMap<u64, usize>,
-    hot: Counts,
+    /// The reference card, and the hot loop on it.
+    hot: Option<(&'static Machine, Counts)>,
     faults: Vec<(Fault, String)>,
 }
 
@@ -88,15 +93,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let targets: Vec<String> = targets
         .into_iter()
-        .filter(|t| t.starts_with("gfx"))
+        .filter(|target| images::is_amd(target))
         .collect();
-    if let Some(unknown) = targets.iter().find(|t| machine::of(t).is_none()) {
-        let known: Vec<&str> = machine::targets().collect();
-        bail!(
-            "{unknown} has no reference card; the targets are {}",
-            known.join(", ")
-        );
-    }
     if targets.is_empty() {
         bail!("{} has no AMD target", options.targets);
     }
@@ -125,12 +123,24 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if reports.is_empty() {
         bail!("no kernel is called {:?}", options.kernel);
     }
-    print(&reports, &targets);
+    if options.faults_only {
+        for target in &targets {
+            let n = reports.iter().filter(|r| r.target == *target).count();
+            println!("{target}: examined {n} kernels");
+        }
+    } else {
+        print(&reports, &targets);
+    }
     let faults = faults_of(&reports);
     if !faults.is_empty() {
         bail!("{} faults\n{}", faults.len(), faults.join("\n"));
     }
     Ok(())
+}
+
+/// Returns an error if the programs that reports need are missing.
+pub(crate) fn find_tools() -> Result<()> {
+    Tools::find().map(drop)
 }
 
 /// Returns the faults without an exception, a line each.
@@ -144,7 +154,7 @@ fn faults_of(reports: &[Report]) -> Vec<String> {
         } = report;
         let faults = report.faults.iter();
         faults
-            .filter(|(fault, _)| !faults::is_excepted(module, name, *fault))
+            .filter(|(fault, _)| !faults::is_excepted(module, name, target, *fault))
             .map(move |(_, what)| format!("{module} {name} for {target}: {what}"))
     });
     lines.collect()
@@ -230,9 +240,10 @@ fn prove_kernels(image: &Parts) -> Result<Vec<Proven>> {
     let mut all = Vec::new();
     for code in code::parse(image.listing) {
         let blocks = blocks::blocks(&code.instructions).map_err(anyhow::Error::msg)?;
+        let kernel = Kernel::new(image.target, &code.instructions).map_err(anyhow::Error::msg)?;
         all.push(Proven {
             target: image.target.into(),
-            proof: prove::prove(&Kernel::new(image.target, &code.instructions), &blocks),
+            proof: prove::prove(&kernel, &blocks),
             name: code.name,
         });
     }
@@ -241,7 +252,6 @@ fn prove_kernels(image: &Parts) -> Result<Vec<Proven>> {
 
 /// Reports on all kernels of an object file, from its disassembly and notes.
 fn examine(image: &Parts) -> Result<Vec<Report>> {
-    let machine = machine::of(image.target).context("there is no reference card")?;
     let mut kernels = metadata::parse(image.notes);
     let mut reports = Vec::new();
     for code in code::parse(image.listing) {
@@ -250,15 +260,18 @@ fn examine(image: &Parts) -> Result<Vec<Report>> {
             .with_context(|| format!("{} is a function that was not inlined", code.name))?;
         let blocks = blocks::blocks(&code.instructions).map_err(anyhow::Error::msg)?;
         let whole = exec::whole(&code.instructions, &blocks, metadata.wave_size);
-        let loops = blocks::loops(&blocks);
-        let kernel = Kernel::new(image.target, &code.instructions);
+        let kernel = Kernel::new(image.target, &code.instructions).map_err(anyhow::Error::msg)?;
+        let hot = machine::of(image.target).map(|machine| {
+            let loops = blocks::loops(&blocks);
+            let counts = hot_loop::find(&code.instructions, &blocks, &loops, machine);
+            (machine, counts)
+        });
         reports.push(Report {
             target: image.target.into(),
             module: image.module.into(),
-            machine,
             loads: hot_loop::load_widths(&code.instructions, &blocks),
-            hot: hot_loop::find(&code.instructions, &blocks, &loops, machine),
-            faults: faults::of(&kernel, &blocks, &whole, &metadata),
+            hot,
+            faults: faults::of(&code.name, &kernel, &blocks, &whole, &metadata),
             name: code.name,
             metadata,
         });
@@ -310,12 +323,7 @@ fn print(reports: &[Report], targets: &[String]) {
 }
 
 fn row(report: &Report) -> String {
-    let Report {
-        metadata,
-        machine,
-        hot,
-        ..
-    } = report;
+    let Report { metadata, hot, .. } = report;
     let loads = |bytes: u64| report.loads.get(&bytes).copied().unwrap_or(0);
     let widths = format!(
         "{}/{}/{}/{}/{}",
@@ -325,30 +333,35 @@ fn row(report: &Report) -> String {
         loads(12),
         loads(16)
     );
-    let inner = if hot.has_inner { "~" } else { "" };
-    let (bytes, vector, dots, matrix) = (hot.loaded_bytes, hot.vector, hot.dots, hot.matrix);
-    let work = format!(
-        "{inner}{bytes}/{}/{vector}/{dots}/{matrix}",
-        hot.streamed_bytes
-    );
-    let or_none = |number: Option<f64>, digits| {
-        number.map_or("n/a".into(), |number| format!("{number:.digits$}"))
-    };
-    let dots_per_byte = or_none(hot.dots_per_byte(), 2);
-    let issue = or_none(hot.issue_bandwidth(machine, metadata.wave_size), 0);
-    let matrix_shares = match hot.matrix_shares() {
-        None => "n/a".to_string(),
-        Some(shares) => {
-            let [all, leanest] = shares.map(|share| format!("{:.0}", 100.0 * share));
-            if all == leanest {
-                format!("{all} %")
-            } else {
-                format!("{all}-{leanest} %")
-            }
-        }
-    };
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "n/a".into());
+    let hot = hot.as_ref();
+    let occupancy = hot.map(|(machine, _)| machine.occupancy(metadata).to_string());
+    let work = hot.map(|(_, hot)| {
+        let inner = if hot.has_inner { "~" } else { "" };
+        let (bytes, vector, dots, matrix) = (hot.loaded_bytes, hot.vector, hot.dots, hot.matrix);
+        format!(
+            "{inner}{bytes}/{}/{vector}/{dots}/{matrix}",
+            hot.streamed_bytes
+        )
+    });
+    let dots_per_byte = hot.and_then(|(_, hot)| Some(format!("{:.2}", hot.dots_per_byte()?)));
+    let issue = hot.and_then(|(machine, hot)| {
+        let bandwidth = hot.issue_bandwidth(machine, metadata.wave_size)?;
+        Some(format!("{bandwidth:.0}"))
+    });
+    let bandwidth = hot.map(|(machine, _)| machine.bandwidth.to_string());
+    let matrix_shares = hot.and_then(|(_, hot)| {
+        let [all, leanest] = hot
+            .matrix_shares()?
+            .map(|share| format!("{:.0}", 100.0 * share));
+        Some(if all == leanest {
+            format!("{all} %")
+        } else {
+            format!("{all}-{leanest} %")
+        })
+    });
     format!(
-        "{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {widths:<22} {work:<26} {dots_per_byte:>6} {issue:>7} {:>6} {matrix_shares:>7}",
+        "{:<10} {:<24} {:<24} {:>4} {:>4} {:>6} {:>5} {:>7} {:>5}  {widths:<22} {:<26} {:>6} {:>7} {:>6} {:>7}",
         report.target,
         report.module,
         report.name,
@@ -357,7 +370,11 @@ fn row(report: &Report) -> String {
         metadata.lds_bytes,
         metadata.vector_spills + metadata.scalar_spills,
         metadata.scratch_bytes,
-        machine.occupancy(metadata),
-        machine.bandwidth,
+        or_none(occupancy),
+        or_none(work),
+        or_none(dots_per_byte),
+        or_none(issue),
+        or_none(bandwidth),
+        or_none(matrix_shares),
     )
 }

@@ -5,10 +5,14 @@ use std::fmt;
 use std::ops::AddAssign;
 
 use super::blocks::Block;
+use super::code::Instruction;
 use super::dataflow::{self, Flow as _};
 use super::hazards::Hazards;
 use super::registers::Kernel;
 use super::waits::Waits;
+
+/// Bytes of a line of the cache of instructions.
+const CACHE_LINE: u64 = 64;
 
 /// Waits that were taken out.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +83,8 @@ pub(crate) fn prove(kernel: &Kernel, blocks: &[Block]) -> Proof {
         for at in block.range.clone() {
             let name = kernel.code[at].mnemonic.as_str();
             let is_hazard = ["s_nop", "v_nop", "s_wait_alu", "s_waitcnt_depctr"].contains(&name);
-            if is_hazard || name.starts_with("s_wait") {
+            let is_wait = is_hazard || name.starts_with("s_wait");
+            if is_wait && !aligns(kernel.code, blocks, at) {
                 let (waits, hazards) = (waits(Some(at)), hazards(Some(at)));
                 let early = dataflow::first_finding_from(&waits, blocks, &pending, number);
                 let near_too = || dataflow::first_finding_from(&hazards, blocks, &recent, number);
@@ -102,11 +107,35 @@ pub(crate) fn prove(kernel: &Kernel, blocks: &[Block]) -> Proof {
     proof
 }
 
+/// Whether an instruction is one of those that move the start of a block, a loop's, to a line of the cache.
+fn aligns(code: &[Instruction], blocks: &[Block], at: usize) -> bool {
+    let rest = code[at..].iter();
+    let n = rest.take_while(|i| i.mnemonic == "s_nop").count();
+    let next = at + n;
+    n > 0
+        && code.get(next).is_some_and(|i| i.address % CACHE_LINE == 0)
+        && blocks.iter().any(|block| block.range.start == next)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::isa_report::blocks::blocks;
     use crate::isa_report::code::code_of;
+
+    #[test]
+    fn what_aligns_a_loop_is_no_wait() {
+        // The loop begins after so many instructions of 4 bytes.
+        for (start, n) in [(16, 0), (15, 15)] {
+            let mut lines = vec!["s_nop 0"; start];
+            let jump = format!("s_cbranch_scc1 @{start}");
+            lines.extend(["s_add_u32 s0, s0, 1", &jump, "s_endpgm"]);
+            let code = code_of(&lines);
+            let kernel = Kernel::new("gfx1100", &code).unwrap();
+            let proof = prove(&kernel, &blocks(&code).unwrap());
+            assert_eq!(proof.hazards.n, n, "{start}");
+        }
+    }
 
     #[test]
     fn counts_the_waits_that_are_missed() {
@@ -128,7 +157,10 @@ mod tests {
             "s_sendmsg sendmsg(MSG_DEALLOC_VGPRS)",
             "s_endpgm",
         ]);
-        let proof = prove(&Kernel::new("gfx1100", &code), &blocks(&code).unwrap());
+        let proof = prove(
+            &Kernel::new("gfx1100", &code).unwrap(),
+            &blocks(&code).unwrap(),
+        );
         let tally = |n, found, idle| Tally { n, found, idle };
         assert_eq!(proof.memory, tally(5, 2, 2));
         assert_eq!(proof.hazards, tally(3, 2, 1));

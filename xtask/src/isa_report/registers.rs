@@ -2,6 +2,7 @@
 //! the same register has one number here.
 
 use super::code::Instruction;
+use super::family::Family;
 use super::scalar::writes_first;
 
 /// Consecutive registers.
@@ -35,6 +36,11 @@ impl Registers {
         self.first >= VECTOR
     }
 
+    /// Whether they are vector registers that are not of the matrix unit.
+    pub(crate) fn is_plain_vector(self) -> bool {
+        (VECTOR..MATRIX).contains(&self.first)
+    }
+
     /// Whether they are scalar registers, VCC included.
     pub(crate) fn is_scalar(self) -> bool {
         self.first < M0.first
@@ -60,19 +66,21 @@ pub(crate) fn name(register: usize) -> String {
 
 /// A kernel's code.
 pub(crate) struct Kernel<'a> {
-    pub(crate) target: &'a str,
+    pub(crate) family: Family,
     pub(crate) code: &'a [Instruction],
     /// Of each instruction.
     pub(crate) accesses: Vec<Access>,
 }
 
 impl<'a> Kernel<'a> {
-    pub(crate) fn new(target: &'a str, code: &'a [Instruction]) -> Kernel<'a> {
-        Kernel {
-            target,
+    /// # Errors
+    /// If the rules of the target are not known.
+    pub(crate) fn new(target: &str, code: &'a [Instruction]) -> Result<Kernel<'a>, String> {
+        Ok(Kernel {
+            family: Family::of(target)?,
             code,
             accesses: code.iter().map(Access::of).collect(),
-        }
+        })
     }
 
     /// Names an instruction and its address, for messages.
@@ -205,7 +213,7 @@ fn n_written(name: &str, head: &str, tail: &[String]) -> usize {
         // Older generations also write a scalar register.
         Unit::Vector if name.starts_with("v_cmpx") => usize::from(tail.len() >= 2),
         Unit::Vector
-            if has(&["_co_"]) || starts(&["v_div_scale", "v_mad_u64", "v_mad_i64", "v_swap"]) =>
+            if has(&["_co_", "_swap_"]) || starts(&["v_div_scale", "v_mad_u64", "v_mad_i64"]) =>
         {
             2
         }
@@ -241,7 +249,6 @@ fn reads_what_it_writes(name: &str) -> bool {
         "v_pk_fmac_",
         "v_dual_fmac_",
         "v_mac_",
-        "v_swap",
         "v_writelane",
         "s_addk_",
         "s_mulk_",
@@ -250,7 +257,9 @@ fn reads_what_it_writes(name: &str) -> bool {
         "s_cmov",
     ];
     let is_accumulating_dot = name.starts_with("v_dot") && name.contains("c_");
-    is_accumulating_dot || starts.iter().any(|start| name.starts_with(start))
+    // `v_swap_b32`, and `v_permlane32_swap_b32` of gfx950.
+    let swaps = name.starts_with("v_") && name.contains("_swap");
+    is_accumulating_dot || swaps || starts.iter().any(|start| name.starts_with(start))
 }
 
 /// Parses an operand, possibly followed by modifiers.

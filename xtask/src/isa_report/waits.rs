@@ -121,7 +121,7 @@ impl Waits<'_> {
             Unit::Memory => {
                 let to_shared = registers::loads_to_shared(name, modifiers);
                 let loads = !access.writes.is_empty() || to_shared || is_invalidation;
-                if loads || self.kernel.target.starts_with("gfx9") {
+                if loads || self.kernel.family.is_gfx9() {
                     event.queues.push(Queue::Vector);
                 }
                 if name.starts_with("flat_") {
@@ -272,7 +272,7 @@ mod tests {
 
     fn found(target: &str, lines: &[&str]) -> Vec<String> {
         let code = code_of(&[lines, &["s_endpgm"]].concat());
-        let kernel = Kernel::new(target, &code);
+        let kernel = Kernel::new(target, &code).unwrap();
         let waits = Waits {
             kernel: &kernel,
             without: None,
@@ -533,7 +533,7 @@ mod tests {
             "v_mov_b32_e32 v2, v1",
             "s_endpgm",
         ]);
-        let kernel = Kernel::new("gfx1201", &code);
+        let kernel = Kernel::new("gfx1201", &code).unwrap();
         for (without, n) in [(None, 0), (Some(1), 1)] {
             let waits = Waits {
                 kernel: &kernel,

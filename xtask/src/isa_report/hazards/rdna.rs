@@ -1,6 +1,7 @@
 //! Hazards of gfx11 and gfx12 between vector instructions.
 
-use super::{Family, Hazards, Recent, is_transcendental, is_vector, is_vector_memory, waits_for};
+use super::{Hazards, Recent, is_transcendental, is_vector, is_vector_memory, waits_for};
+use crate::isa_report::family::Family;
 use crate::isa_report::registers;
 
 /// Vector instructions, and transcendental ones among them, after which a transcendental result may be read.
@@ -36,9 +37,9 @@ impl Hazards<'_> {
                 r.distance < ENOUGH_VECTOR && r.n_transcendental < ENOUGH_TRANSCENDENTAL
             }
         });
-        let is_gfx11 = matches!(self.family(), Family::Rdna3 | Family::Rdna35);
+        let is_gfx11 = matches!(self.kernel.family, Family::Rdna3 | Family::Rdna35);
         let matters = instruction.is_matrix()
-            || (is_transcendental && self.family() == Family::Rdna3)
+            || (is_transcendental && self.kernel.family == Family::Rdna3)
             || (instruction.mnemonic.starts_with("v_cmpx") && is_gfx11);
         if matters {
             recent.retain(|r| r.at != at);

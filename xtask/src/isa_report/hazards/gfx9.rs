@@ -1,22 +1,23 @@
-//! Hazards of gfx90a and gfx942: pairs of instructions with too few wait states in between. An instruction is one wait
-//! state, and `s_nop N` is N + 1.
+//! Hazards of gfx9: pairs of instructions with too few wait states in between. An instruction is one wait state, and
+//! `s_nop N` is N + 1. `cdna1` has the rules of the matrix unit of gfx908.
 
-use super::{Family, Hazards, Recent, is_transcendental, is_vector, is_vector_memory};
+use super::{Hazards, Recent, cdna1, is_transcendental, is_vector, is_vector_memory};
 use crate::isa_report::code::Instruction;
+use crate::isa_report::family::Family;
 use crate::isa_report::registers::{self, Access, EXEC, M0, Registers, Unit, VCC};
 
 /// The most wait states that a rule needs after a matrix instruction, and after others.
-const MOST_AFTER_MATRIX: u8 = 19;
+const MOST_AFTER_MATRIX: u8 = 20;
 const MOST: u8 = 5;
 /// As far as LLVM looks back in a row of memory accesses.
 const ROW: usize = 5;
 
 impl Hazards<'_> {
     /// Applies an instruction to the recent ones, and returns what is wrong with it.
-    pub(super) fn step_cdna(&self, at: usize, recent: &mut Vec<Recent>) -> Option<String> {
+    pub(super) fn step_gfx9(&self, at: usize, recent: &mut Vec<Recent>) -> Option<String> {
         let (instruction, access) = (&self.kernel.code[at], &self.kernel.accesses[at]);
         let finding = recent.iter().find_map(|earlier| {
-            let needed = self.needed(earlier.at, at);
+            let needed = self.needed(earlier.at, at, recent);
             (needed > earlier.distance).then(|| {
                 format!(
                     "{} comes {} wait states after {}, which needs {needed}",
@@ -77,15 +78,24 @@ impl Hazards<'_> {
         ))
     }
 
-    /// Returns the wait states needed between two instructions.
-    fn needed(&self, earlier: usize, later: usize) -> u8 {
+    /// Returns the wait states needed between two instructions, given all instructions shortly before the later one.
+    fn needed(&self, earlier: usize, later: usize, recent: &[Recent]) -> u8 {
+        let code = &self.kernel.code;
+        let family = self.kernel.family;
         let pair = Pair {
-            is_cdna3: self.family() == Family::Cdna3,
+            family,
             earlier: &self.kernel.code[earlier],
             before: &self.kernel.accesses[earlier],
             later: &self.kernel.code[later],
             after: &self.kernel.accesses[later],
         };
+        if family == Family::Cdna1 {
+            let after_copy = || {
+                let mut last = recent.iter().filter(|r| r.distance == 0);
+                last.any(|r| cdna1::copies(&code[r.at]))
+            };
+            return pair.of_cdna1(after_copy).max(pair.of_others());
+        }
         if pair.earlier.is_matrix() {
             return if pair.later.is_matrix() {
                 pair.matrix_to_matrix()
@@ -93,11 +103,7 @@ impl Hazards<'_> {
                 pair.after_matrix()
             };
         }
-        match pair.before.unit {
-            Unit::Vector => pair.after_vector(),
-            Unit::Scalar => pair.after_m0(),
-            _ => pair.after_store(),
-        }
+        pair.of_others()
     }
 }
 
@@ -110,60 +116,78 @@ fn wait_states(instruction: &Instruction) -> u8 {
 }
 
 /// Two instructions, and what the first writes and the second reads and writes.
-struct Pair<'a> {
-    is_cdna3: bool,
-    earlier: &'a Instruction,
-    before: &'a Access,
-    later: &'a Instruction,
-    after: &'a Access,
+pub(super) struct Pair<'a> {
+    pub(super) family: Family,
+    pub(super) earlier: &'a Instruction,
+    pub(super) before: &'a Access,
+    pub(super) later: &'a Instruction,
+    pub(super) after: &'a Access,
 }
 
 impl Pair<'_> {
+    /// Rules whose first instruction is none of the matrix unit.
+    fn of_others(&self) -> u8 {
+        match self.before.unit {
+            Unit::Vector if self.earlier.is_matrix() => 0,
+            Unit::Vector => self.after_vector(),
+            Unit::Scalar => self.after_m0(),
+            _ => self.after_store(),
+        }
+    }
+
     fn reads(&self, registers: Registers) -> bool {
         self.after.reads.iter().any(|read| read.overlaps(registers))
     }
 
-    fn reads_result(&self) -> bool {
+    pub(super) fn reads_result(&self) -> bool {
         self.after.has_read(&self.before.writes)
     }
 
-    fn writes_result(&self) -> bool {
+    pub(super) fn writes_result(&self) -> bool {
         let mut written = self.before.writes.iter();
         written.any(|&registers| self.after.writes_any(registers))
     }
 
-    fn result_is_input(&self, operand: usize) -> bool {
+    pub(super) fn result_is_input(&self, operand: usize) -> bool {
         let input = self.later.operands.get(operand);
         let input = input.and_then(|operand| registers::parse(operand));
         input.is_some_and(|input| self.before.writes_any(input))
     }
 
     fn matrix_to_matrix(&self) -> u8 {
-        let passes = passes(self.earlier, self.is_cdna3);
-        let is_fast = is_fast(self.earlier);
-        let inputs = if self.is_cdna3 && !is_fast {
-            passes + 2
-        } else {
-            passes + 3
-        };
+        let passes = passes(self.earlier, self.family);
+        let is_gfx940 = self.family.is_gfx940();
         if self.result_is_input(1) || self.result_is_input(2) {
-            return inputs;
+            return passes + self.after_result(passes);
         }
         // As C of the same registers, the result is forwarded.
         let sparse = self.later.mnemonic.starts_with("v_smfmac");
         let c = registers::parse(&self.later.operands[if sparse { 0 } else { 3 }]);
         let d = self.before.writes[0];
+        let (is_fast, then_fast) = (is_fast(self.earlier), is_fast(self.later));
         match c {
-            Some(c) if c == d => match self.is_cdna3 && passes == 2 {
+            Some(c) if c == d => match is_gfx940 && passes == 2 {
                 true => 2,
                 false => 0,
             },
-            Some(c) if c.overlaps(d) => match self.is_cdna3 {
-                true if !is_fast && self::is_fast(self.later) => 0,
-                true if is_fast => passes + 1,
+            Some(c) if c.overlaps(d) => match is_gfx940 {
+                true if !is_fast && then_fast => 0,
+                true if is_fast => {
+                    let is_longer = self.family == Family::Cdna4 && (then_fast || passes != 2);
+                    passes + 1 + u8::from(is_longer)
+                }
                 _ => passes,
             },
             _ => 0,
+        }
+    }
+
+    /// Wait states after the passes of a matrix instruction until its result may be used, except as C.
+    fn after_result(&self, passes: u8) -> u8 {
+        match self.family {
+            Family::Cdna3 | Family::Cdna4 if !is_fast(self.earlier) => 2,
+            Family::Cdna4 if passes != 2 => 4,
+            _ => 3,
         }
     }
 
@@ -172,14 +196,14 @@ impl Pair<'_> {
         if !is_vector(self.after) && !is_vector_memory(self.after) {
             return 0;
         }
-        let passes = passes(self.earlier, self.is_cdna3);
-        let is_slow = self.is_cdna3 && !is_fast(self.earlier);
+        let passes = passes(self.earlier, self.family);
         if self.reads_result() || self.writes_result() {
-            return passes + if is_slow { 2 } else { 3 };
+            return passes + self.after_result(passes);
         }
         let c = self.earlier.operands.get(3);
         let c = c.and_then(|operand| registers::parse(operand));
         let overwrites_c = c.is_some_and(|c| self.after.writes_any(c));
+        let is_slow = self.family.is_gfx940() && !is_fast(self.earlier);
         if overwrites_c && !is_slow {
             passes - 1
         } else {
@@ -189,9 +213,10 @@ impl Pair<'_> {
 
     fn after_vector(&self) -> u8 {
         let name = self.later.mnemonic.as_str();
-        let is_dot = self.earlier.is_dot();
+        // gfx906 and gfx908 wait for dot products themselves.
+        let is_dot = self.earlier.is_dot() && self.family.has_one_register_file();
         let writes_exec = self.before.writes_any(EXEC);
-        if self.later.is_matrix() {
+        if self.later.is_matrix() && self.family != Family::Cdna1 {
             return if writes_exec {
                 4
             } else if !is_dot && self.reads_result() {
@@ -219,8 +244,10 @@ impl Pair<'_> {
         let source = |n: usize| self.later.operands.get(n).and_then(|o| registers::parse(o));
         let written = |r: Option<Registers>| r.is_some_and(|r| self.before.writes_any(r));
         if name.contains("_dpp") {
-            let vectors = self.after.reads.iter().filter(|r| r.is_vector());
-            need(2, vectors.into_iter().any(|r| self.before.writes_any(*r)));
+            // It also reads what it writes, for lanes that are off.
+            let all = self.after.reads.iter().chain(&self.after.writes);
+            let mut vectors = all.filter(|r| r.is_vector());
+            need(2, vectors.any(|r| self.before.writes_any(*r)));
             need(5, writes_exec);
         }
         need(
@@ -242,7 +269,11 @@ impl Pair<'_> {
             };
             need(3, reads || (!same && self.writes_result()));
         }
-        if self.is_cdna3 {
+        if name.starts_with("v_permlane") && self.family == Family::Cdna4 {
+            need(2, self.reads_result());
+            need(4, writes_exec && self.earlier.mnemonic.starts_with("v_cmp"));
+        }
+        if self.family.is_gfx940() {
             let reads_lane = ["v_readlane", "v_readfirstlane"]
                 .iter()
                 .any(|p| name.starts_with(p));
@@ -256,7 +287,8 @@ impl Pair<'_> {
                     && !is_transcendental(self.later)
                     && self.reads_result(),
             );
-            need(1, writes_part(self.earlier) && self.reads_result());
+            let touches_result = self.reads_result() || self.writes_result();
+            need(1, writes_part(self.earlier) && touches_result);
         }
         needed
     }
@@ -270,7 +302,7 @@ impl Pair<'_> {
         let data = self.earlier.operands.get(1);
         let data = data.and_then(|operand| registers::parse(operand));
         match data.is_some_and(|data| self.after.writes_any(data)) {
-            true if self.is_cdna3 => 2,
+            true if self.family.is_gfx940() => 2,
             true => 1,
             false => 0,
         }
@@ -289,7 +321,7 @@ impl Pair<'_> {
 }
 
 /// Returns the passes of a matrix instruction: steps of 4 cycles. From LLVM's SISchedule.td.
-fn passes(instruction: &Instruction, is_cdna3: bool) -> u8 {
+pub(super) fn passes(instruction: &Instruction, family: Family) -> u8 {
     let name = instruction.mnemonic.as_str();
     let shape = name.split('_').find(|part| part.matches('x').count() >= 2);
     let mut sides = shape.unwrap_or("").split('x').map(|side| {
@@ -301,13 +333,15 @@ fn passes(instruction: &Instruction, is_cdna3: bool) -> u8 {
         sides.next(),
         sides.next().unwrap_or(0),
     );
-    // CDNA 3 doubled the rate of the deep shapes, those of one block.
+    let is_gfx940 = family.is_gfx940();
+    // CDNA 3 doubled the rate of the deep shapes, those of one block. On FP8, the deepest of CDNA 4 take twice as long.
+    let is_deepest = name.contains("f8f6f4");
     let is_deep = name.starts_with("v_smfmac") || rows * depth >= 256 || name.contains("xf32");
     match rows {
         4 => 2,
-        16 if is_cdna3 && is_deep => 4,
+        16 if is_gfx940 && is_deep && !is_deepest => 4,
         16 => 8,
-        _ if is_cdna3 && is_deep => 8,
+        _ if is_gfx940 && is_deep && !is_deepest => 8,
         _ => 16,
     }
 }
