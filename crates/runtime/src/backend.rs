@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::error::RuntimeError;
-use crate::gpu::Graphs;
+use crate::gpu_config::Graphs;
 use crate::offload::Offload;
 use crate::times::StepObserver;
 use crate::tuning::TuneProgress;

@@ -16,7 +16,7 @@ use rocmforge_gguf::quant;
 
 use super::times::{StepPart, Stopwatch};
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply, StepObserver, output};
-use crate::gpu::Graphs;
+use crate::gpu_config::Graphs;
 use crate::offload::Offload;
 use buffers::CacheData;
 pub(crate) use buffers::{ActsBuffer, LayerCache};
