@@ -58,6 +58,7 @@ pub fn engine_config(device: &DeviceArgs, n_ctx: Option<usize>) -> Result<Engine
     let config = EngineConfig {
         isa: isa(device.isa)?,
         n_threads: device.threads,
+        notice: log::notice,
         ..cache_config(&device.cache, n_ctx)
     };
     Ok(config.on(offloaded(device)?))
@@ -150,7 +151,6 @@ pub fn engine_device(args: &OnArgs) -> Result<EngineDevice> {
         self_check: self_check(&args.gpu, id),
         offload: Offload::default(),
         tuning: tuning(&args.gpu, id, WhenIdle::Wait),
-        notice: Some(|text| log::note(&format!("notice: {text}"))),
     };
     let found = args.device.find(gpu);
     for notice in &found.notices {

@@ -40,6 +40,9 @@ pub struct EngineConfig {
     pub fusion: Fusion,
     /// CPU threads; `None` takes one per core this process may use, not one per hardware thread.
     pub n_threads: Option<usize>,
+    /// Takes what the user should know while the device serves, such as that graphs stopped working. What is known at the
+    /// start is in [`BackendInfo::notices`](crate::BackendInfo::notices). Called between two launches, so it must not wait.
+    pub notice: fn(&str),
 }
 
 impl EngineConfig {
@@ -80,6 +83,7 @@ impl Default for EngineConfig {
             isa: rocmforge_cpu::Isa::detect(),
             fusion: Fusion::On,
             n_threads: None,
+            notice: |_| {},
         }
     }
 }

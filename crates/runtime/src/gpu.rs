@@ -250,8 +250,8 @@ impl GpuBackend {
     }
 
     /// Ends the start: notices go to `notice` from now on.
-    pub(crate) fn tell_notices(&mut self, notice: Option<fn(&str)>) {
-        self.notice = notice;
+    pub(crate) fn tell_notices(&mut self, notice: fn(&str)) {
+        self.notice = Some(notice);
     }
 
     /// Queues a step. Returns its timers too, if steps are timed.

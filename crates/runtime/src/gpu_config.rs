@@ -21,10 +21,6 @@ pub struct GpuConfig {
     pub self_check: SelfCheck,
     pub offload: Offload,
     pub tuning: TuningUse,
-    /// Takes what the user should know about the device while it serves, such as that graphs stopped working. What is known
-    /// at the start is in [`BackendInfo::notices`](crate::BackendInfo::notices). Called between two launches, so it must not
-    /// wait.
-    pub notice: Option<fn(&str)>,
 }
 
 /// Which autotuning results to use, and whether to measure more. Tuning never changes results.

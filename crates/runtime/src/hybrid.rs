@@ -132,7 +132,7 @@ impl HybridBackend {
     }
 
     /// Like [`GpuBackend::tell_notices`].
-    pub(crate) fn tell_notices(&mut self, notice: Option<fn(&str)>) {
+    pub(crate) fn tell_notices(&mut self, notice: fn(&str)) {
         self.gpu.tell_notices(notice);
     }
 

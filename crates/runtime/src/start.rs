@@ -142,7 +142,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             if let Some(store) = when_idle {
                 backend.enable_idle_tuning(store);
             }
-            backend.tell_notices(gpu.notice);
+            backend.tell_notices(config.notice);
             Ok((Box::new(backend), (placed, config.steps_in_flight)))
         }
         Place::Both(placement) => {
@@ -162,7 +162,7 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             if let Some(store) = when_idle {
                 backend.enable_idle_tuning(store);
             }
-            backend.tell_notices(gpu.notice);
+            backend.tell_notices(config.notice);
             // The host has a step's results as soon as it ends, so a second step in flight gains nothing.
             Ok((Box::new(backend), (placed, 1)))
         }

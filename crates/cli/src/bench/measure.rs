@@ -9,6 +9,7 @@
 //!
 //! The depth is put into the cache before the clock starts, once for all runs.
 
+use crate::serve::log;
 use crate::session;
 use crate::speculation::{self, Drafting};
 use rocmforge::parts::{Started, settled, start_or_fall_back};
@@ -110,6 +111,7 @@ impl Bench {
             kv_tokens: KvTokens::Exactly(kv_tokens(n_seqs, depth, after, page)),
             isa,
             n_threads: Some(tests[0].n_threads),
+            notice: log::notice,
             ..EngineConfig::default()
         };
         let n_draft = match speculation.by {

@@ -62,6 +62,11 @@ pub fn note(text: &str) {
     }
 }
 
+/// Writes what an engine tells while it serves. Does not wait.
+pub fn notice(text: &str) {
+    note(&format!("notice: {text}"));
+}
+
 /// Writes a line. Does not wait.
 pub fn line(text: &str) {
     let Some(log) = LOG.get() else {

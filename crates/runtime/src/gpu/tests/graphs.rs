@@ -138,7 +138,7 @@ fn steps_go_on_when_graphs_stop_working() {
     ] {
         let Some(gpu) = stub(&faults) else { return };
         let mut backend = backend(&gpu, &model, Graphs::On);
-        backend.tell_notices(Some(|text| TOLD.lock().unwrap().push(text.to_string())));
+        backend.tell_notices(|text| TOLD.lock().unwrap().push(text.to_string()));
         // One graph is recorded and replayed.
         (0..3).for_each(|step| decode(&mut backend, step, N_SEQS));
         assert_eq!(*TOLD.lock().unwrap(), [""; 0]);
