@@ -401,7 +401,7 @@ int NAME(hipEventElapsedTime, cuEventElapsedTime)(float* ms, handle start, handl
 }
 int NAME(hipStreamBeginCapture, cuStreamBeginCapture_v2)(handle stream, int mode) {
     struct stream* s = stream;
-    if (s->state != OPEN || s->graph || mode != 2) return 1;
+    if (s->state != OPEN || s->graph || mode != 2) return s->state = BROKEN, 1;
     int code = n_captures++ >= GOOD_CAPTURES ? CAPTURE_CODE : 0;
     s->graph = calloc(1, sizeof(*s->graph));
     s->state = code ? BROKEN : CAPTURING;
