@@ -7,7 +7,6 @@ use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rocmforge_runtime::gpu::DeviceId;
 
-use crate::doctor::Part;
 use crate::help;
 
 mod answer;
@@ -369,7 +368,7 @@ pub struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub struct DoctorPartArgs {
-    pub part: Part,
+    pub part: String,
     #[arg(long)]
     pub limit: u64,
 }

@@ -12,10 +12,10 @@ mod memory;
 mod parts;
 mod processes;
 mod report;
+mod root;
 mod system;
 mod tar;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -24,27 +24,10 @@ use rocmforge_hub::display;
 
 use crate::args::DoctorArgs;
 use crate::output::{self, Out};
-pub use parts::{Part, run as run_part};
+use parts::Part;
+pub use parts::run as run_part;
 use report::{Check, Report, Status};
-
-/// The folder that `/proc`, `/sys`, `/dev` and `/etc` are in. Tests have others.
-struct Root(PathBuf);
-
-impl Root {
-    fn of_system() -> Root {
-        Root("/".into())
-    }
-
-    fn path(&self, path: &str) -> PathBuf {
-        self.0.join(path.trim_start_matches('/'))
-    }
-
-    /// The text of a file, without what surrounds it; nothing if it cannot be read.
-    fn read(&self, path: &str) -> Option<String> {
-        let text = std::fs::read_to_string(self.path(path)).ok()?;
-        Some(text.trim().to_string())
-    }
-}
+use root::Root;
 
 pub fn run(args: &DoctorArgs) -> Result<()> {
     let root = Root::of_system();

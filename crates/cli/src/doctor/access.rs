@@ -5,9 +5,10 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use super::groups;
 use super::hardware::{PciGpu, Vendor};
 use super::report::{Check, Status};
-use super::{Root, groups};
+use super::root::Root;
 
 /// Checks the kernel drivers of the GPUs, and whether this user may open AMD's device files.
 pub fn checks(root: &Root, gpus: &[PciGpu]) -> Vec<Check> {

@@ -13,7 +13,8 @@ use rocmforge_runtime::gpu;
 
 use super::groups::{Process, user_name};
 use super::report::Report;
-use super::{Root, environment, tar};
+use super::root::Root;
+use super::{environment, tar};
 use crate::output::{escape_json, for_terminal};
 use crate::version;
 

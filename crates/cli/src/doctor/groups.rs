@@ -1,7 +1,7 @@
 //! The groups that own AMD's device files, and whether this process is in them.
 
-use super::Root;
 use super::report::{Check, Status};
+use super::root::Root;
 
 /// The usual owners of `/dev/kfd` and `/dev/dri/renderD*`, and of `/dev/dri/card*`.
 const GROUPS: [&str; 2] = ["render", "video"];

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use super::Root;
 use super::report::{Check, Status};
+use super::root::Root;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {

@@ -7,8 +7,8 @@ use rocmforge_gpu::{FoundBy, HIP_LIBRARIES, hip_libraries};
 use rocmforge_hub::display;
 use rocmforge_runtime::gpu::{OpenOptions, Survey};
 
-use super::Root;
 use super::report::{Check, Status};
+use super::root::Root;
 
 /// Folders that the dynamic linker knows without configuration.
 const LINKER_FOLDERS: [&str; 7] = [

@@ -5,9 +5,9 @@ use std::fs;
 
 use rocmforge_runtime::gpu::{DeviceInfo, Survey};
 
-use super::Root;
 use super::hardware::PciGpu;
 use super::report::{Check, Status};
+use super::root::Root;
 use crate::output::size;
 
 /// The memory of an open device.

@@ -13,8 +13,10 @@ use rocmforge_runtime::gpu::{self, DeviceId, DeviceInfo, GpuConfig, OpenOptions}
 use serde::{Deserialize, Serialize};
 
 use super::report::{Check, Status};
-use super::{Root, classes, devices, hardware, libraries, memory};
+use super::root::Root;
+use super::{classes, devices, hardware, libraries, memory};
 use crate::args::DoctorPartArgs;
+use crate::exit::usage;
 use crate::output::{Out, for_terminal};
 
 /// What a process diagnoses.
@@ -77,7 +79,7 @@ impl Message {
 /// Runs a part, and writes its messages.
 pub fn run(args: &DoctorPartArgs) -> Result<()> {
     let mut out = Messages(Out::new());
-    match args.part {
+    match args.part.parse().map_err(usage)? {
         Part::Drivers => drivers(&mut out),
         Part::Cpu => {
             out.begin("cpu results")?;

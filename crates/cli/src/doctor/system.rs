@@ -3,8 +3,8 @@
 use rocmforge_cpu::memory::available_bytes;
 use rocmforge_cpu::{Isa, default_threads};
 
-use super::Root;
 use super::report::{Check, Status};
+use super::root::Root;
 use crate::devices::cpu_name;
 use crate::output::size;
 
