@@ -14,6 +14,7 @@ const LONG_GROUPS: &[&str] = &["Device", "Sampling", "Baselines", "Structured ou
 
 /// Options outside of these groups that `-h` leaves out.
 const RARE: &[&str] = &[
+    "roofline",
     "no_mmap",
     "models_dir",
     "pre",

@@ -7,8 +7,9 @@ use rocmforge_gguf::GgmlType;
 use rocmforge_model::Model;
 use rocmforge_plan::KvTypes;
 use rocmforge_quantize::synthetic::{
-    Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba, Synthetic, types_of,
+    Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba, Synthetic,
 };
+use rocmforge_quantize::{FileType, QuantizeOptions, TypeRule};
 use rocmforge_runtime::check::{self, Coverage, Extent, Report, SamplingCheck};
 use rocmforge_runtime::gpu::{self, GpuConfig};
 
@@ -118,10 +119,13 @@ impl Class {
 
 /// A model whose matrices have one type.
 fn of(shape: Shape, ty: GgmlType) -> Synthetic {
-    let types = types_of(ty.name()).expect("types that kernels compute with can be written");
+    let rule = TypeRule::parse(&format!(".*={}", ty.name()));
     Synthetic {
         shape,
-        types,
+        types: QuantizeOptions {
+            rules: vec![rule.expect("types that kernels compute with can be written")],
+            ..QuantizeOptions::new(FileType::F32)
+        },
         n_layers: None,
         metadata: Vec::new(),
     }
