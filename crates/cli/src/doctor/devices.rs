@@ -235,6 +235,11 @@ pub fn results_of_cpu() -> Check {
 pub fn class(id: &str, class: Class, config: &GpuConfig, until: Instant) -> Check {
     let name = format!("{id} {}", class.name());
     match class.compare(config, until) {
+        Ok(Found::Operations { reports, .. }) if reports.is_empty() => Check::new(
+            name,
+            Status::Skipped,
+            "not compared, as there was no time left; see --limit",
+        ),
         Ok(Found::Operations { reports, left }) => {
             let mut check = compared(id, name, &reports);
             if !left.is_empty() {

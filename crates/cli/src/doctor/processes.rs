@@ -1,7 +1,7 @@
 //! Runs each part of a diagnosis in a process of its own, so that a driver that crashes or hangs is a finding, and the rest of
 //! the diagnosis goes on.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -13,7 +13,11 @@ use rocmforge_runtime::gpu::DeviceId;
 use super::parts::{Message, Part};
 use super::report::{Check, Report, Status};
 use crate::args::DOCTOR_PART;
+use crate::output::{for_terminal, say};
 use crate::program::this_program;
+
+/// Most bytes that are read of a part, which a driver may write to as well.
+const MAX_OUTPUT: u64 = 64 << 20;
 
 /// What a part found beside its checks.
 #[derive(Default)]
@@ -36,12 +40,13 @@ pub fn run(part: Part, limit: Duration, report: &mut Report) -> Result<Findings>
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start a process of this program")?;
-    let output = BufReader::new(child.stdout.take().context("the process has no output")?);
+    let output = child.stdout.take().context("the process has no output")?;
+    let output = BufReader::new(output.take(MAX_OUTPUT));
     let (to, messages) = mpsc::channel();
     // Ends with the process, which has the other end of the pipe.
     thread::spawn(move || {
-        let lines = output.lines().map_while(Result::ok);
-        let _ = lines.into_iter().try_for_each(|line| to.send(line));
+        let mut lines = output.split(b'\n').map_while(Result::ok);
+        let _ = lines.try_for_each(|line| to.send(String::from_utf8_lossy(&line).into_owned()));
     });
     let until = Instant::now() + limit;
     let mut findings = Findings::default();
@@ -62,12 +67,23 @@ pub fn run(part: Part, limit: Duration, report: &mut Report) -> Result<Findings>
                 Ok(Message::Gpu(id)) => findings.gpus.extend(id.parse::<DeviceId>()),
                 Ok(Message::Version(line)) => findings.versions.push(line),
                 // A driver may print what it likes.
-                Err(_) => eprintln!("{line}"),
+                Err(_) => say(&for_terminal(&line)),
             },
             Err(RecvTimeoutError::Disconnected) => break true,
             Err(RecvTimeoutError::Timeout) => break false,
         }
     };
+    // One that closed its output may hang nevertheless.
+    let mut ended = ended;
+    while ended
+        && child
+            .try_wait()
+            .context("cannot wait for a process")?
+            .is_none()
+    {
+        ended = Instant::now() < until;
+        thread::sleep(Duration::from_millis(5));
+    }
     if !ended {
         // It may have ended by itself.
         let _ = child.kill();
