@@ -1,5 +1,6 @@
 //! `cargo xtask`: tasks of the repository that are not part of the program.
 
+mod amd_estimate;
 mod catalogue;
 mod compare_devices;
 mod compare_llama;
@@ -121,6 +122,8 @@ enum Task {
     EmbeddingGolden(Python),
     /// Quantize a model to every file type and compare perplexities with llama.cpp's
     CompareQuantize(compare_quantize::Options),
+    /// Fit a model of llama.cpp's decode speed on AMD GPUs to half of the published rows, and check it on the others
+    AmdEstimate,
     /// Report registers, occupancy and hot loops of the GPU kernels for AMD; fails on spills, scratch memory and
     /// collective instructions that run while lanes are off
     IsaReport(isa_report::Options),
@@ -204,6 +207,7 @@ fn main() -> Result<()> {
         Task::ArchGolden(Python { python }) => gen_model::golden(&python),
         Task::EmbeddingGolden(Python { python }) => embedding_golden::write(&python),
         Task::CompareQuantize(options) => compare_quantize::run(&options),
+        Task::AmdEstimate => amd_estimate::run(),
         Task::IsaReport(options) => isa_report::run(&options),
         Task::GpuProof { command } => command.run(),
         Task::Dist(options) => dist::run(&options),
