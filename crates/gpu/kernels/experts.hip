@@ -8,8 +8,8 @@
 //                choice of all tokens, with a weight of 1 or the sigmoid of its gate. One wave per token.
 // sort:          rows for all choices, sorted by expert and then by token, and the tiles of rows for GEMV and GEMM.
 //                One block of 1024 threads.
-// route_sort:    both in one block, for steps of few tokens, at most one for each thread; route_few: of few choices, one
-//                for each of 256 threads, and tokens, one for each wave; route_one: of one token (route_one.h).
+// route_sort:    both in one block, of up to 64 tokens with up to 32 choices each (sort_marked.h); route_few: of up to 256
+//                experts and choices, in a smaller block; route_one: of one token (route_one.h).
 // quantize_rows: out[row] = x[token of row], times the weight of the row if there are weights, in an activation form.
 //                Blocks of 256 threads, one or more per row.
 // combine:       out[token] (+)= sum of weight * x[row] over its choices, best first; without weights, sum of x[row].
@@ -19,9 +19,10 @@
 //
 // Choices are [n_tokens, n_choices], n_used of them by the router. Padding rows of a step (step.h) have no experts and no
 // rows, and their sum is 0. Results do not depend on the order of blocks or waves. Shared memory of sort: 41 KB.
-#include "norm.h"
+#include "combine.h"
 #include "quad.h"
 #include "route_one.h"
+#include "sort_marked.h"
 
 constexpr u32 SORT_THREADS = 1024;
 constexpr u32 ROW_THREADS = 256;
@@ -30,54 +31,6 @@ constexpr u32 SORT_WAVES = SORT_THREADS / WARP_SIZE;
 constexpr u32 MAX_EXPERTS = SORT_THREADS;
 // Counts of rows by chunk of choices and expert.
 constexpr u32 N_COUNTS = 8192;
-
-// Sorts as many choices as a block has threads, one each. Those of padding rows are the last ones.
-DEV void sort_few(const RouteParams& p, const u32* chosen) {
-    // Numbers of tiles of each kind, BITS each: of an expert at its first choice, else 0.
-    SHARED(u32, tiles_of, ROUTE_THREADS);
-    constexpr u32 BITS = 10;
-    static_assert(ROUTE_THREADS < 1 << BITS && N_KINDS * BITS <= 32, "the sums fit");
-    const u32 n = p.n_tokens * p.n_choices, i = tid(), expert = i < n ? chosen[i] : NO_EXPERT;
-    u32 before = 0, same = 0, same_before = 0, n_rows = 0;
-    for (u32 j = 0; j < n; j++) {
-        const u32 other = chosen[j];
-        n_rows += other != NO_EXPERT;
-        before += other < expert;
-        same += other == expert;
-        same_before += other == expert && j < i;
-    }
-    const bool is_first = expert != NO_EXPERT && same_before == 0;
-    u32 own = 0;
-#pragma unroll
-    for (u32 kind = 0; kind < N_KINDS; kind++) own |= div_up(same, p.lists[kind].n_rows) << kind * BITS;
-    tiles_of[i] = is_first ? own : 0;
-    shared_barrier();
-    u32 tiles_before = 0, all = 0;
-    for (u32 j = 0; j < n; j++) {
-        all += tiles_of[j];
-        if (chosen[j] < expert) tiles_before += tiles_of[j];
-    }
-    if (i < n) {
-        const u32 row = before + same_before;
-        p.rows[i] = expert == NO_EXPERT ? NO_ROW : row;
-        if (expert != NO_EXPERT) p.tokens[row] = i / p.n_choices;
-    }
-    if (i == 0) *p.n_rows = n_rows;
-#pragma unroll
-    for (u32 kind = 0; kind < N_KINDS; kind++) {
-        const TileList& list = p.lists[kind];
-        const auto number = [&](u32 packed) { return packed >> kind * BITS & ((1u << BITS) - 1); };
-        ExpertTile tile = {expert, before, same, number(all)};
-        if (is_first)
-            for (u32 t = 0; t < number(own); t++, tile.first_row += list.n_rows) {
-                tile.n_rows = min_of(before + same - tile.first_row, list.n_rows);
-                store16(list.tiles + number(tiles_before) + t, bits<u32x4>(tile));
-            }
-        tile = {NO_EXPERT, 0, 0, number(all)};
-        for (u32 t = number(all) + i; t < list.len; t += ROUTE_THREADS)
-            store16(list.tiles + t, bits<u32x4>(tile));
-    }
-}
 
 // The sum over the threads before this one, and over all threads. `part` is shared memory for one number per wave. It
 // may be reused after the next barrier.
@@ -198,23 +151,26 @@ KERNEL(route, RouteParams, ROUTE_THREADS) {
 
 KERNEL(sort, RouteParams, SORT_THREADS) { sort_choices(p); }
 
-KERNEL(route_sort, RouteParams, SORT_THREADS) {
-    for (u32 token = uniform(wave()); token < p.n_tokens; token += SORT_WAVES) route_token<Keep::No>(p, token, nullptr);
-    if (tid() < p.n_tokens) add_shared(p, tid(), nullptr);
-    barrier();
-    sort_choices(p);
+// Routes and sorts the tokens of a step, each by a wave, in a block with a thread for each expert.
+template <u32 THREADS, u32 MAX_CHOSEN> DEV void route_marked(const RouteParams& p) {
+    SHARED(u32, chosen, MAX_CHOSEN);
+    SHARED(u32, words, 2 * THREADS);
+    SHARED(u32, starts, THREADS);
+    SHARED(Counts, part, THREADS / WARP_SIZE);
+    const Marks marks = {words};
+    marks.clear();
+    for (u32 token = uniform(wave()); token < p.n_tokens; token += THREADS / WARP_SIZE)
+        route_token<OF_ONE_TOKEN>(p, token, chosen);
+    if (tid() < p.n_tokens) add_shared(p, tid(), chosen);
+    shared_barrier();
+    sort_marked<THREADS>(p, chosen, marks, starts, part);
 }
+
+KERNEL(route_sort, RouteParams, SORT_THREADS) { route_marked<SORT_THREADS, MAX_MARKED_TOKENS * MAX_CHOICES>(p); }
 
 KERNEL(route_one, RouteParams, ROUTE_THREADS) { route_single(p); }
 
-KERNEL(route_few, RouteParams, ROUTE_THREADS) {
-    SHARED(u32, chosen, ROUTE_THREADS);
-    const u32 token = uniform(wave());
-    if (token < p.n_tokens) route_token<OF_ONE_TOKEN>(p, token, chosen);
-    if (tid() < p.n_tokens) add_shared(p, tid(), chosen);
-    barrier();
-    sort_few(p, chosen);
-}
+KERNEL(route_few, RouteParams, ROUTE_THREADS) { route_marked<ROUTE_THREADS, ROUTE_THREADS>(p); }
 
 struct QuantizeRowsParams {
     const float* x;
@@ -256,20 +212,6 @@ KERNEL(quantize_rows_f32, QuantizeRowsParams, ROW_THREADS) { quantize_rows<FormF
 KERNEL(quantize_rows_q8x32, QuantizeRowsParams, ROW_THREADS) { quantize_rows<FormQ8x32>(p); }
 KERNEL(quantize_rows_q8x256, QuantizeRowsParams, ROW_THREADS) { quantize_rows<FormQ8x256>(p); }
 
-struct CombineParams {
-    const float* x;
-    const u32* rows;
-    // Null for ones.
-    const float* weights;
-    float* out;
-    u32 width;
-    u32 n_used;
-    // 0: store, 1: add to the previous value.
-    u32 add;
-    u32 aligned;
-    FIELDS(x, rows, weights, out, width, n_used, add, aligned)
-};
-
 KERNEL(combine, CombineParams, ROW_THREADS) {
     const u32 token = bid_x(), at = (bid_y() * ROW_THREADS + tid()) * QUAD;
     if (at >= p.width) return;
@@ -289,39 +231,6 @@ KERNEL(combine, CombineParams, ROW_THREADS) {
         for (u32 i = 0; i < QUAD; i++) sum.v[i] += before.v[i];
     }
     store_quad(out, at, p.width, p.aligned, sum);
-}
-
-struct CombineNormParams {
-    CombineParams combine;
-    // Of the sums.
-    NormParams norm;
-    FIELDS(combine, norm)
-};
-
-// The sum of the octet at `at`, which is written.
-DEV Octet combined(const CombineParams& p, u32 token, u32 at, u32 end) {
-    Octet sum = {};
-    for (u32 k = token * p.n_used; k < (token + 1) * p.n_used; k++) {
-        const u32 row = p.rows[k];
-        if (row == NO_ROW) continue;
-        const float weight = p.weights ? p.weights[k] : 1.0f;
-        const Octet x = load_octet(p.x + (u64)row * p.width, at, end, p.aligned);
-#pragma unroll
-        for (u32 i = 0; i < OCTET; i++) sum.v[i] = fma(x.v[i], weight, sum.v[i]);
-    }
-    float* out = p.out + (u64)token * p.width;
-    const Octet before = load_octet(out, at, end, p.aligned);
-#pragma unroll
-    for (u32 i = 0; i < OCTET; i++) sum.v[i] += before.v[i];
-    store_octet(out, at, end, p.aligned, sum);
-    return sum;
-}
-
-template <typename Form> DEV void combine_norm(const CombineNormParams& p) {
-    SHARED(float, part, 2 * BLOCK_THREADS / WARP_SIZE);
-    const u32 token = bid_x();
-    norm_row<Rms, Form, BLOCK_THREADS>(p.norm, token, tid(), part,
-                                       [&](u32 at, u32 end) { return combined(p.combine, token, at, end); });
 }
 
 KERNEL_THAT_BEGINS(combine_norm_f32, CombineNormParams, BLOCK_THREADS) { combine_norm<FormF32>(p); }

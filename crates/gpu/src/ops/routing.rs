@@ -28,8 +28,8 @@ pub const MAX_EXPERTS: usize = 1024;
 /// Maximum number of groups of experts: one lane of `route` each.
 const MAX_GROUPS: usize = 32;
 
-/// Up to this many choices of a single token are routed by `route_one`.
-const MAX_ONE_CHOICES: u32 = 32;
+/// With up to this many choices of a token, steps of few tokens are routed by one block.
+const MAX_FEW_CHOICES: u32 = 32;
 
 /// Up to this many tokens are routed and sorted by one block.
 const MAX_SINGLE_BLOCK_TOKENS: usize = 64;
@@ -416,14 +416,17 @@ pub fn route(
     // Probabilities with a bias need the sum over all experts first.
     let is_simple = router.groups.is_none()
         && (router.scores != ExpertScores::Softmax || vectors.bias.is_none());
-    let is_small = params.n_experts <= ROUTE_THREADS && params.n_choices <= MAX_ONE_CHOICES;
+    let is_small = params.n_experts <= ROUTE_THREADS && params.n_choices <= MAX_FEW_CHOICES;
     if n_tokens == 1 && is_simple && is_small {
         return gpu.launch(&kernels.route_one, [1, 1, 1], ROUTE_THREADS, 0, &params);
     }
-    if params.n_tokens <= tokens_of_block && params.n_tokens * params.n_choices <= ROUTE_THREADS {
+    let are_few = params.n_tokens <= tokens_of_block
+        && params.n_tokens * params.n_choices <= ROUTE_THREADS
+        && routing.n_experts <= ROUTE_THREADS as usize;
+    if are_few {
         return gpu.launch(&kernels.route_few, [1, 1, 1], ROUTE_THREADS, 0, &params);
     }
-    if n_tokens <= MAX_SINGLE_BLOCK_TOKENS {
+    if n_tokens <= MAX_SINGLE_BLOCK_TOKENS && params.n_choices <= MAX_FEW_CHOICES {
         return gpu.launch(&kernels.route_sort, [1, 1, 1], SORT_THREADS, 0, &params);
     }
     let grid = [params.n_tokens.div_ceil(tokens_of_block), 1, 1];
