@@ -19,7 +19,7 @@ use super::rope_kv::RopeKvKernels;
 use super::routing::ExpertsKernels;
 use super::rows::RowsKernels;
 use super::sample::{SampleAllKernels, SampleKernels};
-use super::select::{Gemms, GemvKernels};
+use super::select::{FewFloatsKernels, Gemms, GemvKernels};
 use super::step_io::StepIoKernels;
 use super::streams::StreamsKernels;
 use super::tile::TileKernels;
@@ -71,6 +71,7 @@ modules! {
         elementwise: ElementwiseKernels,
         expand: ExpandKernels,
         experts: ExpertsKernels,
+        few_floats: FewFloatsKernels,
         half_acts: HalfActsKernels,
         heads: HeadsKernels,
         linear_layer: LinearLayerKernels,

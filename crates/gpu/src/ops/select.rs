@@ -298,6 +298,37 @@ kernels! {
     }
 }
 
+kernels! {
+    struct FewFloatsKernels {
+        few_floats: One,
+    }
+}
+
+/// The tile of `few_floats`, and the most rows and outputs of its products. A GEMM of more has enough blocks.
+const FEW_FLOATS: GemmTile = GemmTile {
+    rows: 8,
+    outs: 8,
+    threads: 256,
+    shared_bytes: 0,
+    order: 0,
+};
+const MAX_FEW_FLOATS: [usize; 2] = [64, 1024];
+
+/// Whether a product is one of few rows and outputs with F32 weights.
+fn is_of_few_floats(gpu: &Gpu, work: &Work<'_>) -> bool {
+    let [n_rows, n_out] = MAX_FEW_FLOATS;
+    let others = [
+        Variant::RowsPrompt,
+        Variant::TilesLarge,
+        Variant::TilesSmall,
+    ];
+    work.matrix.ty == GgmlType::F32
+        && work.experts.is_none()
+        && work.x.n_rows <= n_rows
+        && work.matrix.n_out <= n_out
+        && !others.iter().any(|&variant| gpu.takes(variant))
+}
+
 /// The output tile of a block of a GEMM kernel, as the image says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmTile {
@@ -450,6 +481,14 @@ pub(super) fn gemm<'k>(
     let gemms = gpu.kernels().gemm.of(matrix.ty)?;
     if let Some(experts) = &work.experts {
         return gemms.of_experts(gpu, &experts.routing);
+    }
+    if forced.is_none() && is_of_few_floats(gpu, work) {
+        return Ok(Gemm {
+            kernel: &gpu.kernels().few_floats.few_floats,
+            tile: FEW_FLOATS,
+            order: BlockOrder::OutputsFirst,
+            tiles: None,
+        });
     }
     let n_rows = work.x.n_rows;
     let (mut tiles, mut order) = (forced, BlockOrder::OutputsFirst);

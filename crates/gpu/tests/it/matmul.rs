@@ -5,7 +5,7 @@ use crate::common::formats::for_each_format;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, Product, matmul, matmul_tiled};
-use rocmforge_gpu::{ActFormat, Acts, Buffer, Gpu, MatmulTiles, OutMode};
+use rocmforge_gpu::{ActFormat, Acts, Buffer, Event, Gpu, MatmulTiles, OutMode, Trace};
 use rocmforge_plan::act_format;
 use std::ops::Range;
 
@@ -347,6 +347,51 @@ fn rows_alone_have_the_same_bits() {
                     let what = format!("{} {} {tiles:?} {rows:?}", gpu.target(), ty.name());
                     assert!(run(rows) == expected, "{what}");
                 }
+            }
+        }
+    }
+}
+
+/// Few rows of a small F32 matrix have a kernel of their own, in which the bits of a row depend on no others.
+#[test]
+fn few_rows_of_f32() {
+    for shape in [[9, 35, 130], [17, 33, 327], [64, 9, 1096], [1, 8, 4]] {
+        let case = Case {
+            ty: GgmlType::F32,
+            shape,
+            fill: Fill::Random,
+            codes: Codes::Random,
+        };
+        let problem = case.problem();
+        let [n_rows, n_out, n_in] = shape;
+        for gpu in common::gpus() {
+            let run = |x: &Acts<'_>, products: &[Product<'_>]| {
+                let mut trace = Trace::new(&gpu);
+                let origin = Event::new(&gpu).unwrap();
+                origin.record().unwrap();
+                let run = || matmul(&gpu, x, &products[0]);
+                trace.record(run).unwrap();
+                let times = trace.times(&origin).unwrap();
+                assert_eq!(times[0].kernel, "few_floats");
+            };
+            case.check(&gpu, &problem, &run);
+            let packed = Packed::new(&gpu, case.ty, n_out, n_in, &problem.file);
+            let bits = |rows: Range<usize>| {
+                let x = problem.x.rows(rows.clone()).upload(&gpu);
+                let out = gpu.alloc::<f32>(rows.len() * n_out).unwrap();
+                let product = Product {
+                    matrix: packed.matrix(),
+                    bias: None,
+                    mode: OutMode::Store,
+                    out: out.as_slice(),
+                };
+                matmul(&gpu, &x.acts(), &product).unwrap();
+                gpu.read(out.as_slice::<u32>()).unwrap()
+            };
+            let all = bits(0..n_rows);
+            for rows in [0..n_rows / 2, n_rows / 3..n_rows] {
+                let expected = &all[rows.start * n_out..rows.end * n_out];
+                assert!(bits(rows.clone()) == expected, "{shape:?} {rows:?}");
             }
         }
     }
