@@ -152,6 +152,49 @@ fn a_driver_that_never_answers_is_a_finding() {
     }
 }
 
+/// Of three GPUs, AMD's runtime leaves the first and the last, and HIP shows the second of these.
+#[test]
+fn doctor_counts_gpus_after_both_variables() {
+    let Some(image) = image() else { return };
+    let faults = [
+        "-DN_DEVICES=3",
+        "-DANY_KERNEL",
+        "-DFREE_BYTES=1<<30",
+        "-DLAUNCH_CODE=701",
+    ];
+    let Some(library) = stub(&VENDORS[0], "doctor-visible", &faults) else {
+        return;
+    };
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = command(&["doctor", "--json"]);
+        command.env("ROCMFORGE_HIP_LIBRARY", &library);
+        command.env("ROCMFORGE_CUDA_LIBRARY", "/no/such/library.so");
+        command.env("ROCMFORGE_GPU_IMAGE", &image);
+        command.envs(variables.iter().copied());
+        in_time(command).json()
+    };
+    let both = [
+        ("ROCR_VISIBLE_DEVICES", "0,2"),
+        ("HIP_VISIBLE_DEVICES", "1"),
+    ];
+    let report = run(&both);
+    assert_eq!(check(&report, "environment")[0], "ok");
+    let [_, detail] = check(&report, "hip:0");
+    assert!(detail.contains("at 0000:03:02.0"), "{detail}");
+    let names = report["checks"].as_array().unwrap().iter();
+    assert!(
+        !names
+            .map(|check| &check["name"])
+            .any(|name| name == "hip:1")
+    );
+
+    // The second variable counts what the first one leaves.
+    let none = [("ROCR_VISIBLE_DEVICES", "2"), ("HIP_VISIBLE_DEVICES", "2")];
+    let report = run(&none);
+    assert_eq!(check(&report, "environment")[0], "warning");
+    assert_eq!(report["verdict"], "degraded");
+}
+
 #[test]
 fn doctor_finds_missing_libraries_and_whole_kernels() {
     let none = Path::new("/no/such/library.so");

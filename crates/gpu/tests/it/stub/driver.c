@@ -72,7 +72,7 @@
 #ifndef CLOSED
 #define CLOSED 0
 #endif
-#define NONE(device) ((device) < 0 || (device) >= N_DEVICES)
+#define NONE(device) ((device) < 0 || (device) >= n_devices())
 #define IS(mask, device) ((mask) >> (device) & 1)
 #ifndef ALLOC_CODE
 #define ALLOC_CODE 0
@@ -157,9 +157,31 @@ static int text_into(char* to, int len, const char* text) {
     return 0;
 }
 
+// The devices that variables leave, in their order: HIP applies one after the other, and each counts what is left from 0.
+static int devices[N_DEVICES + 1];
+static int n_devices(void) {
+    int n = N_DEVICES;
+    for (int i = 0; i < n; i++) devices[i] = i;
+#ifdef HIP
+    for (int v = 0; v < 2; v++) {
+        const char* list = getenv(v ? "HIP_VISIBLE_DEVICES" : "ROCR_VISIBLE_DEVICES");
+        if (!list || !*list) continue;
+        int chosen[N_DEVICES + 1], n_chosen = 0;
+        for (char* end; n_chosen < N_DEVICES; list = end + 1) {
+            long i = strtol(list, &end, 10);
+            if (end == list || i < 0 || i >= n) break;
+            chosen[n_chosen++] = devices[i];
+            if (*end != ',') break;
+        }
+        memcpy(devices, chosen, sizeof(chosen)), n = n_chosen;
+    }
+#endif
+    return n;
+}
+
 // What the vendors do in the same way.
 int NAME(hipInit, cuInit)(unsigned flags) { return flags ? 1 : INIT_CODE; }
-int NAME(hipGetDeviceCount, cuDeviceGetCount)(int* count) { return *count = N_DEVICES, 0; }
+int NAME(hipGetDeviceCount, cuDeviceGetCount)(int* count) { return *count = n_devices(), 0; }
 int NAME(hipDeviceGetName, cuDeviceGetName)(char* to, int len, int device) {
     return NONE(device) ? 101 : text_into(to, len, "Stub 9000");
 }
@@ -170,7 +192,7 @@ int NAME(hipDeviceTotalMem, cuDeviceTotalMem_v2)(size_t* bytes, int device) {
 int NAME(hipDeviceGetPCIBusId, cuDeviceGetPCIBusId)(char* to, int len, int device) {
     if (NONE(device)) return 101;
     text_into(to, len, NAME("0000:03:00.0", "00000000:C3:00.0"));
-    return to[strlen(to) - 3] += (char)device, 0;
+    return to[strlen(to) - 3] += (char)devices[device], 0;
 }
 static int open_device(int device) {
     if (IS(CLOSED, device)) abort();
