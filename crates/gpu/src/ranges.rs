@@ -243,3 +243,50 @@ fn nvtx(path: &Path) -> Result<Ranges, String> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+    use std::process::Command;
+
+    use super::*;
+
+    /// ROCTx beside the HIP library that is named, which counts ranges.
+    #[test]
+    fn roctx_beside_hip_gets_ranges() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("roctx.c");
+        let code = "int depth; const char* last;
+            int roctxRangePushA(const char* name) { return last = name, depth++; }
+            int roctxRangePop(void) { return --depth; }";
+        std::fs::write(&source, code).unwrap();
+        let file = folder.path().join(ROCTX[2]);
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-o"]).arg(&file).arg(&source);
+        let Ok(status) = cc.status() else {
+            println!("skipped: no C compiler");
+            return;
+        };
+        assert!(status.success());
+        let options = OpenOptions {
+            hip_library: Some(folder.path().join("libamdhip64.so")),
+            ..OpenOptions::default()
+        };
+        let ranges = roctx(&options).unwrap();
+        // The same library again, for what it counts.
+        let library = load(&file).unwrap();
+        let depth = || {
+            // SAFETY: the source above has these variables.
+            unsafe { **library.get::<*const c_int>(b"depth").unwrap() }
+        };
+        let op = ranges.begin(c"attention 32/8 heads");
+        let inner = ranges.begin(c"inner");
+        assert_eq!(depth(), 2);
+        // SAFETY: as above; the name is that of the range.
+        let last = unsafe { CStr::from_ptr(**library.get::<*const *const _>(b"last").unwrap()) };
+        assert_eq!(last, c"inner");
+        drop(inner);
+        drop(op);
+        assert_eq!(depth(), 0);
+    }
+}
