@@ -120,7 +120,7 @@ pub(crate) fn add_field<P, T: Layout>(_: fn(P) -> T, name: &str, at: usize, to: 
 
 /// The address of a table whose entries kernels read as `T`.
 #[repr(transparent)]
-#[derive(Clone, Copy, IntoBytes, Immutable)]
+#[derive(Clone, Copy, PartialEq, Eq, IntoBytes, Immutable)]
 pub(crate) struct Table<T>(Address, PhantomData<T>);
 
 impl<T> Table<T> {

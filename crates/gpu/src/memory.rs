@@ -151,7 +151,7 @@ pub(crate) fn meminfo_bytes(name: &str) -> Option<u64> {
 
 /// A device address in the parameters of a kernel. Only a [`Slice`] has one.
 #[repr(transparent)]
-#[derive(Clone, Copy, Default, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, IntoBytes, Immutable)]
 pub(crate) struct Address(u64);
 
 impl Address {

@@ -17,7 +17,7 @@
 // A block has 8 rows, and 64 threads for each 128 values of them. The grid is [octets of rows, n_columns].
 #include "gemm/gemm.h"
 #include "gemm/half_tile.h"
-#include "gemm/wgmma.h"
+#include "hopper/half_acts.h"
 
 constexpr u32 ROWS = 8, CODES_THREADS = 256, FLOATS_THREADS = 1024;
 
@@ -96,9 +96,7 @@ template <u32 ACT_BLOCK> DEV void of_codes(const HalfActsParams& p) {
         if (row < octet.end_row)
             for (u32 i = lane(); i < n_scales; i += WARP_SIZE)
                 largest = max_of(largest, bits<u32>(p.scales[(u64)row * n_scales + i]) & 0x7fffffffu);
-        // 127 times the largest scale becomes a number below 2^15.
-        const u32 exponent = wave_max(largest) >> 23;
-        const float up = exponent == 0xff ? 1.0f : bits<float>((261 - max_of(exponent, 8u)) << 23);
+        const float up = up_of_scales(wave_max(largest));
         if (lane() == 0) {
             ups[wave()] = up;
             if (bid_y() == 0 && row < octet.end_row) p.factors[row] = 1.0f / up;
@@ -114,11 +112,8 @@ template <u32 ACT_BLOCK> DEV void of_codes(const HalfActsParams& p) {
             if (row >= octet.end_row || at >= p.width) continue;
             const u32 codes = *(const u32*)(p.codes + (u64)row * p.width + at);
             const float scale = p.scales[(u64)row * n_scales + at / ACT_BLOCK] * ups[in_octet];
-            float v[4];
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) v[j] = (float)(i8)(codes >> 8 * j) * scale;
-            pairs.first.v[q] = pack_halves(v[0], v[2]);
-            pairs.second.v[q] = pack_halves(v[1], v[3]);
+            const u32x2 halves = halves_of(codes, scale);
+            pairs.first.v[q] = halves.v[0], pairs.second.v[q] = halves.v[1];
         }
         write(p, octet, in_octet, block, s, 1, 0, pairs);
     });

@@ -3,16 +3,20 @@
 //! weights are sums of two f16 numbers, 22 bits.
 
 mod division;
+mod made;
+mod rows;
 
 use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::GgmlType;
 
 use self::division::{COSTS, Cost, Division, WARP, is_small, waves_of};
+use self::made::{LastMade, Made};
+pub(super) use self::rows::{HalfRows, HalfRowsKernels};
 use super::attention::MAX_ANSWER_ROWS;
 use super::formats::format_modules;
 use super::gemv::MAX_ROWS;
-use super::jobs::{Experts, FEW, Work, address};
+use super::jobs::{FEW, Work, address};
 use super::routing::{ExpertTile, Routing, TILE_ROWS, max_tiles};
 use super::rows::Weights;
 use super::select;
@@ -345,6 +349,7 @@ pub(crate) struct HalfBuffer {
     /// Factors of rows, then the values.
     x: Buffer,
     parts: Arc<Buffer>,
+    made: LastMade,
 }
 
 /// [`HalfBuffer`] in a launch.
@@ -352,6 +357,22 @@ pub(crate) struct HalfBuffer {
 pub struct HalfMemory<'a> {
     x: Slice<'a, u8>,
     parts: Slice<'a, u8>,
+    made: &'a LastMade,
+}
+
+impl HalfMemory<'_> {
+    /// Says what the memory contains after the launches so far: nothing once the activations are written anew.
+    fn remember(&self, made: Option<Made>) {
+        *self.made.lock().unwrap_or_else(|e| e.into_inner()) = made;
+    }
+
+    pub(super) fn forget(&self) {
+        self.remember(None);
+    }
+
+    fn has(&self, made: Made) -> bool {
+        *self.made.lock().unwrap_or_else(|e| e.into_inner()) == Some(made)
+    }
 }
 
 /// Bytes of the factors of `n_rows` rows.
@@ -411,6 +432,7 @@ impl HalfBuffer {
         Ok(Some(HalfBuffer {
             x: gpu.alloc::<u8>(n_bytes)?,
             parts: parts(gpu)?,
+            made: LastMade::default(),
         }))
     }
 
@@ -418,6 +440,7 @@ impl HalfBuffer {
         HalfMemory {
             x: self.x.as_slice(),
             parts: self.parts.as_slice(),
+            made: &self.made,
         }
     }
 }
@@ -461,17 +484,24 @@ pub fn takes_halves_of_experts(
 
 /// Whether GEMM takes these activations as f16.
 fn can_take(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType, routing: Option<&Routing<'_>>) -> bool {
+    let fits = |memory| fits(gpu, x, routing, memory);
+    !is_of_codes(gpu) && x.half.is_some_and(fits) && has_kernels(gpu, ty)
+}
+
+/// Whether variants let GEMM take codes.
+fn is_of_codes(gpu: &Gpu) -> bool {
     let of_codes = [
         Variant::ProductsCodes,
         Variant::TilesSmall,
         Variant::TilesLarge,
     ];
-    let fits = |memory: HalfMemory<'_>| {
-        let n_octets = n_octets(gpu, x, routing);
-        let n_bytes = factor_bytes(x.n_rows) + value_bytes(x.form, n_octets, x.width);
-        n_bytes <= memory.x.len()
-    };
-    !of_codes.iter().any(|&v| gpu.takes(v)) && x.half.is_some_and(fits) && has_kernels(gpu, ty)
+    of_codes.iter().any(|&v| gpu.takes(v))
+}
+
+/// Whether the memory has room for the activations.
+fn fits(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>, memory: HalfMemory<'_>) -> bool {
+    let n_octets = n_octets(gpu, x, routing);
+    factor_bytes(x.n_rows) + value_bytes(x.form, n_octets, x.width) <= memory.x.len()
 }
 
 /// Returns the memory if products of these activations take them as f16.
@@ -525,8 +555,10 @@ pub(super) fn launch(
     works: &[Work<'_>],
 ) -> Result<(), GpuError> {
     let x = HalfActs::new(gpu, memory, works)?;
-    if !x.are_codes {
+    let made = Made::new(&works[0].x, x.table(), x.is_few);
+    if !x.are_codes && !memory.has(made) {
         convert(gpu, &works[0], &x)?;
+        memory.remember(Some(made));
     }
     let mut rest = works;
     while let Some(first) = rest.first() {
@@ -540,14 +572,12 @@ pub(super) fn launch(
 
 /// Whether the GEMM of few rows takes the codes as they are, eight rows at once. Sums then have other bits than those of
 /// converted ones.
-fn takes_codes(gpu: &Gpu, work: &Work<'_>) -> bool {
-    let are_few = match &work.experts {
-        Some(Experts { routing, .. }) => {
-            routing.n_tokens <= MAX_TOKENS_OF_CODES && routing.has_up_to(OCTET_ROWS)
-        }
-        None => work.x.n_rows <= OCTET,
+fn takes_codes(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> bool {
+    let are_few = match routing {
+        Some(routing) => routing.n_tokens <= MAX_TOKENS_OF_CODES && routing.has_up_to(OCTET_ROWS),
+        None => x.n_rows <= OCTET,
     };
-    are_few && work.x.form == ActFormat::Q8x256 && !gpu.takes(Variant::RowsAnswer)
+    are_few && x.form == ActFormat::Q8x256 && !gpu.takes(Variant::RowsAnswer)
 }
 
 /// Activations as f16, or codes that the GEMM of few rows takes as they are.
@@ -573,7 +603,7 @@ impl<'a> HalfActs<'a> {
         let routing = work.experts.as_ref().map(|experts| &experts.routing);
         let n_octets = n_octets(gpu, &work.x, routing);
         let is_few = is_few(gpu, works)?;
-        let are_codes = is_few && takes_codes(gpu, work);
+        let are_codes = is_few && takes_codes(gpu, &work.x, routing);
         let (factors, values) = match are_codes {
             true => (work.x.scales.address(), work.x.codes.address()),
             false => {

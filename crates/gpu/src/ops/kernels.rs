@@ -7,7 +7,7 @@ use super::elementwise::ElementwiseKernels;
 use super::expand::ExpandKernels;
 use super::formats::{PerFormat, format_modules};
 use super::group::BatchKernels;
-use super::half::{GemmHalves, HalfActsKernels};
+use super::half::{GemmHalves, HalfActsKernels, HalfRowsKernels};
 use super::heads::HeadsKernels;
 use super::kv_move::KvMoveKernels;
 use super::linear_layer::LinearLayerKernels;
@@ -73,6 +73,7 @@ modules! {
         experts: ExpertsKernels,
         few_floats: FewFloatsKernels,
         half_acts: HalfActsKernels,
+        half_rows: HalfRowsKernels,
         heads: HeadsKernels,
         linear_layer: LinearLayerKernels,
         mask: MaskKernels,

@@ -60,8 +60,8 @@ pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{check_values, layer_norm, quantize, rms_norm, rms_norm_quantize};
 pub use own::converts;
 pub use products::{
-    ExpertGated, MAX_ROWS_APART, expert_gated_products, expert_products, gated_products,
-    gated_products_quantized, head_products, products,
+    ExpertGated, expert_gated_products, expert_products, gated_products, gated_products_quantized,
+    head_products, products,
 };
 pub use recurrent::{Conv, causal_conv, check_linear_heads, linear_attention};
 pub(crate) use rope_kv::check_append;
@@ -72,7 +72,7 @@ pub use rope_kv::{
 pub use routing::{
     ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, MAX_EXPERTS, Router,
     Routing, RoutingBuffer, SharedWeight, Weighed, check_experts, check_router, combine_and_norm,
-    combine_experts, quantize_experts, route,
+    combine_experts, quantize_choices, quantize_experts, route,
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{

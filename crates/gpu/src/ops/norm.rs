@@ -3,6 +3,7 @@
 use zerocopy::{Immutable, IntoBytes};
 
 use super::elementwise::parameters_of;
+use super::half::HalfRows;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{kernels, layout};
@@ -145,6 +146,9 @@ pub(super) fn n_values(n: usize) -> Result<u32, Limit> {
 pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuError> {
     let n = checked_len(out);
     assert_eq!(x.len(), n, "out has the shape of x");
+    if let Some(rows) = HalfRows::new(gpu, out, None) {
+        return rows.quantize(gpu, x, false);
+    }
     let kernels = &gpu.kernels().norm;
     let kernel = match out.form {
         ActFormat::F32 => &kernels.quantize_f32,
@@ -176,6 +180,9 @@ pub(super) fn quantize_gated(
         gate.len() == n && up.len() == n,
         "out has the shape of gate and up"
     );
+    if let Some(rows) = HalfRows::new(gpu, out, None) {
+        return rows.gated(gpu, activation, [gate, up]);
+    }
     let kernels = &gpu.kernels().norm;
     let kernel = match out.form {
         ActFormat::F32 => &kernels.quantize_gated_f32,
@@ -349,6 +356,11 @@ impl Norm {
 
     fn launch(&self, gpu: &Gpu, kind: Kind, out: &Acts<'_>) -> Result<(), GpuError> {
         let is_team = !is_of_block(gpu, self.width);
+        if let (Kind::Rms, false) = (&kind, is_team)
+            && let Some(rows) = HalfRows::new(gpu, out, None)
+        {
+            return rows.rms_norm(gpu, self.params(gpu, out));
+        }
         let kernels = &gpu.kernels().norm;
         let kernel = match (kind, out.form, is_team) {
             (Kind::Rms, ActFormat::F32, false) => &kernels.rms_norm_block_f32,
@@ -403,7 +415,11 @@ pub(super) fn checked_len(out: &Acts<'_>) -> usize {
     n
 }
 
+/// Returns the addresses for a kernel that writes the activations.
 pub(super) fn acts_out(out: &Acts<'_>) -> ActsOut {
+    if let Some(half) = &out.half {
+        half.forget();
+    }
     ActsOut {
         values: out.values.address(),
         codes: out.codes.address(),

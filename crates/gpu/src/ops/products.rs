@@ -2,6 +2,7 @@
 
 use super::elementwise::gated_activation;
 use super::gemv::MAX_ROWS;
+use super::half::HalfRows;
 use super::jobs::{ExpertProduct, Gated, Product, Work};
 use super::norm::{quantize, quantize_gated};
 use super::routing::Routing;
@@ -83,10 +84,9 @@ pub fn gated_products(
 
 /// Of up to this many rows, [`gated_products_quantized`] converts in a launch of its own: two launches, of which the second starts
 /// early, take less time than a longer one (H100).
-pub const MAX_ROWS_APART: usize = 32;
+const MAX_ROWS_APART: usize = 32;
 
-/// [`gated_products`], converted to the form of `to`. With more than [`MAX_ROWS_APART`] rows, the contents of `gated.out` are
-/// undefined afterwards.
+/// [`gated_products`], converted to the form of `to`. The contents of `gated.out` are undefined afterwards.
 ///
 /// # Errors
 /// As [`products`].
@@ -101,7 +101,8 @@ pub fn gated_products_quantized(
     to: &Acts<'_>,
 ) -> Result<(), GpuError> {
     let pair = Work::gate_and_up(x, gated);
-    if is_gemv(gpu, &pair) || x.n_rows <= MAX_ROWS_APART {
+    let is_apart = x.n_rows <= MAX_ROWS_APART && HalfRows::new(gpu, to, None).is_none();
+    if is_gemv(gpu, &pair) || is_apart {
         gated_products(gpu, x, gated, scratch)?;
         return quantize(gpu, gated.out, to);
     }

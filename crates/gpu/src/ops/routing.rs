@@ -6,9 +6,10 @@ pub use rocmforge_plan::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::half::HalfRows;
 use super::norm::{
-    ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned, is_of_block, rms_norm_params,
-    rms_norm_quantize,
+    ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned, is_of_block, quantize,
+    rms_norm_params, rms_norm_quantize,
 };
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -320,7 +321,7 @@ const _: () = assert!(size_of::<CombineParams>() == 48);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct CombineNormParams {
+pub(super) struct CombineNormParams {
     combine: CombineParams,
     norm: NormParams,
 }
@@ -448,6 +449,11 @@ pub fn quantize_experts(
     let width = out.width;
     assert_eq!(x.len(), routing.n_tokens * width, "[n_tokens, width]");
     assert_eq!(out.n_rows, routing.max_rows(), "one row per choice");
+    if weighed == Weighed::Outputs
+        && let Some(rows) = HalfRows::new(gpu, out, Some(routing))
+    {
+        return rows.quantize(gpu, x, true);
+    }
     let kernels = &gpu.kernels().experts;
     let kernel = match out.form {
         ActFormat::F32 => &kernels.quantize_rows_f32,
@@ -472,6 +478,24 @@ pub fn quantize_experts(
     let n_blocks = width.div_ceil(ROW_THREADS * OCTET);
     let grid = [out.n_rows as u32, n_blocks as u32, 1];
     gpu.launch(kernel, grid, ROW_THREADS as u32, 0, &params)
+}
+
+/// Converts the rows of experts, `x` [n_tokens * n_used, width], to the form of `out`. Unused rows may keep their old values.
+///
+/// # Panics
+/// If the shapes do not match.
+pub fn quantize_choices(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    routing: &Routing<'_>,
+    out: &Acts<'_>,
+) -> Result<(), GpuError> {
+    assert_eq!(x.len(), out.n_rows * out.width, "out has the shape of x");
+    assert_eq!(out.n_rows, routing.max_rows(), "one row per choice");
+    match HalfRows::new(gpu, out, Some(routing)) {
+        Some(rows) => rows.quantize(gpu, x, false),
+        None => quantize(gpu, x, out),
+    }
 }
 
 /// `out[token] (+)= sum(weight * x[row])` over the choices of each token, best first; `x` [n_tokens * n_used, width],
@@ -517,6 +541,9 @@ pub fn combine_and_norm(
         combine: CombineParams::new(gpu, x, experts, OutMode::Add, sum),
         norm: rms_norm_params(gpu, sum, norm, normed, out),
     };
+    if let Some(rows) = HalfRows::new(gpu, out, None) {
+        return rows.combine_norm(gpu, params);
+    }
     let kernels = &gpu.kernels().experts;
     let kernel = match out.form {
         ActFormat::F32 => &kernels.combine_norm_f32,

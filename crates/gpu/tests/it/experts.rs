@@ -493,7 +493,8 @@ fn check_in_f16(
     assert!(ops::takes_halves_of_experts(gpu, &x, &routing, ty));
     let activation = JOINING[0];
     let expected = gated_rows([&gate, &up], activation, &exact, &choices);
-    let found = any_order(|| {
+    // Whether a launch converts activations, and the products of all rows: those without an expert stay zeros.
+    let run = || {
         let [out, beside] = [0; 2].map(|_| gpu.upload(&vec![0.0f32; max_rows * n_out]).unwrap());
         let gated = ExpertGated {
             sides: [gate.product_of_rows(), up.product_of_rows()],
@@ -507,11 +508,38 @@ fn check_in_f16(
         trace.record(run).unwrap();
         let times = trace.times(&origin).unwrap();
         assert!(times.iter().any(|time| time.kernel == kernel), "{times:?}");
-        // All rows: those without an expert stay zeros.
-        gpu.read(out.as_slice::<f32>()).unwrap()
-    });
+        let is_converted = times
+            .iter()
+            .any(|time| time.kernel.starts_with("half_acts"));
+        (is_converted, gpu.read(out.as_slice::<f32>()).unwrap())
+    };
+    let found = any_order(|| run().1);
     let what = format!("{} {} {shape:?} {n_in}", common::name(gpu), ty.name());
     assert_rows(&found, &expected, (0.0, HALF_BOUND), &what);
+
+    // Of small tiles, f16 activations are written where rows are quantized, with the same bits.
+    let are_small = ["gemm_half_few", "gemm_half_octet"].contains(&kernel);
+    let apart = gpu.with_variants("products=codes".parse().unwrap());
+    let of_tokens = gpu.upload(&random.values(step.n_tokens() * n_in)).unwrap();
+    let by = |gpu: &Gpu, is_of_tokens: bool| match is_of_tokens {
+        true => {
+            let weighed = (&routing, Weighed::Outputs);
+            ops::quantize_experts(gpu, of_tokens.as_slice(), weighed, &x).unwrap();
+        }
+        false => ops::quantize_choices(gpu, values.as_slice(), &routing, &x).unwrap(),
+    };
+    for is_of_tokens in [true, false] {
+        by(&apart, is_of_tokens);
+        let (_, expected) = run();
+        let found = any_order(|| {
+            by(gpu, is_of_tokens);
+            let (is_converted, found) = run();
+            let takes_codes = kernel == "gemm_half_codes";
+            assert_eq!(is_converted, !are_small && !takes_codes, "{what} {kernel}");
+            found
+        });
+        assert!(found == expected, "{what} {is_of_tokens}");
+    }
 }
 
 /// With rows long enough for two waves, which add their sums, and an expert with more rows than a round has.

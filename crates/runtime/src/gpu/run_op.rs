@@ -445,17 +445,13 @@ impl<'a> Launcher<'a> {
                 out,
             } => {
                 let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
-                match rows_of {
-                    RowsOf::Choices => ops::quantize(gpu, x, &out),
-                    RowsOf::Tokens | RowsOf::WeighedTokens => {
-                        let weighed = match rows_of {
-                            RowsOf::WeighedTokens => Weighed::Inputs,
-                            _ => Weighed::Outputs,
-                        };
-                        let routing = memory.routing(routing, self.shape);
-                        ops::quantize_experts(gpu, x, (&routing, weighed), &out)
-                    }
-                }
+                let routing = memory.routing(routing, self.shape);
+                let weighed = match rows_of {
+                    RowsOf::Choices => return ops::quantize_choices(gpu, x, &routing, &out),
+                    RowsOf::Tokens => Weighed::Outputs,
+                    RowsOf::WeighedTokens => Weighed::Inputs,
+                };
+                ops::quantize_experts(gpu, x, (&routing, weighed), &out)
             }
             Op::ExpertMatMul {
                 x,

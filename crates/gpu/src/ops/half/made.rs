@@ -1,0 +1,36 @@
+//! What the memory for the f16 form of activations contains at a point of the launches, so that products do not convert what
+//! is there.
+
+use std::sync::Mutex;
+
+use crate::kernel::Table;
+use crate::memory::Address;
+use crate::operands::Acts;
+use crate::ops::ExpertTile;
+
+/// The activations that were converted, and in which order they are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Made {
+    codes: Address,
+    values: Address,
+    n_rows: usize,
+    /// Those of experts, or null.
+    tiles: Table<ExpertTile>,
+    /// Whether the order is that of the GEMM of few rows.
+    is_few: bool,
+}
+
+impl Made {
+    pub(super) fn new(acts: &Acts<'_>, tiles: Table<ExpertTile>, is_few: bool) -> Made {
+        Made {
+            codes: acts.codes.address(),
+            values: acts.values.address(),
+            n_rows: acts.n_rows,
+            tiles,
+            is_few,
+        }
+    }
+}
+
+/// The last conversion, or nothing since the activations were written anew.
+pub(super) type LastMade = Mutex<Option<Made>>;

@@ -1,0 +1,317 @@
+//! Quantization that also writes what the GEMM of few rows takes: f16 activations, with the bits that a launch of
+//! `half_acts_*` would give them (`kernels/hopper/half_rows.hip`).
+
+use super::super::elementwise::parameters_of;
+use super::super::norm::{ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned};
+use super::super::routing::{CombineNormParams, ExpertTile, Routing};
+use super::super::select;
+use super::division::WARP;
+use super::made::Made;
+use super::{
+    HalfMemory, SMALL, factor_bytes, fits, is_of_codes, kind_of, n_octets, takes_codes, value_bytes,
+};
+use crate::error::GpuError;
+use crate::gpu::Gpu;
+use crate::kernel::{Kernel, Table, kernels, layout};
+use crate::memory::{Address, Slice};
+use crate::operands::{ActFormat, Activation, Acts};
+use crate::variant::Variant;
+
+/// The most threads of a block, and with how many a row is divided among blocks.
+const MAX_THREADS: usize = 1024;
+const THREADS_OF_SEVERAL: usize = 256;
+
+/// Values that blocks do not divide.
+const UNIT: usize = 256;
+
+/// The most rows: those of a tile, or with the same tiles for all, of which a block for each row still takes little time.
+const MAX_ROWS: usize = 32;
+const MAX_ROWS_OF_ANSWERS: usize = 64;
+
+/// Codes of longer rows would leave no room for other blocks.
+const MAX_SHARED_BYTES: usize = 64 << 10;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HalfOut {
+    x: Address,
+    factors: Address,
+    tiles: Table<ExpertTile>,
+    n_octets: u32,
+    n_tiles: u32,
+}
+
+layout!(HalfOut {
+    x,
+    factors,
+    tiles,
+    n_octets,
+    n_tiles
+});
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NormHalfParams {
+    norm: NormParams,
+    half: HalfOut,
+}
+
+layout!(NormHalfParams { norm, half });
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CombineHalfParams {
+    combine_norm: CombineNormParams,
+    half: HalfOut,
+}
+
+layout!(CombineHalfParams { combine_norm, half });
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct QuantizeHalfParams {
+    x: Address,
+    up: Address,
+    n_rows: Address,
+    tokens: Address,
+    out: ActsOut,
+    half: HalfOut,
+    width: u32,
+    aligned: u32,
+    numbers: [f32; 4],
+    kind: u32,
+    n_blocks: u32,
+    n_values: u32,
+    pad: u32,
+}
+
+layout!(QuantizeHalfParams {
+    x,
+    up,
+    n_rows,
+    tokens,
+    out,
+    half,
+    width,
+    aligned,
+    numbers,
+    kind,
+    n_blocks,
+    n_values,
+    pad
+});
+
+kernels! {
+    struct HalfRowsKernels {
+        rms_norm_half_q8x32: NormHalfParams,
+        rms_norm_half_q8x256: NormHalfParams,
+        combine_norm_half_q8x32: CombineHalfParams,
+        combine_norm_half_q8x256: CombineHalfParams,
+        quantize_half_q8x32: QuantizeHalfParams,
+        quantize_half_q8x256: QuantizeHalfParams,
+        gated_half_q8x32: QuantizeHalfParams,
+        gated_half_q8x256: QuantizeHalfParams,
+    }
+}
+
+/// Activations of few rows that are written in both forms.
+pub(in crate::ops) struct HalfRows<'a> {
+    out: Acts<'a>,
+    routing: Option<Routing<'a>>,
+    half: HalfOut,
+    memory: HalfMemory<'a>,
+}
+
+impl<'a> HalfRows<'a> {
+    /// Returns the activations if products of them take f16 numbers in tiles of few rows. `routing`: that of their experts.
+    pub(in crate::ops) fn new(
+        gpu: &Gpu,
+        out: &Acts<'a>,
+        routing: Option<&Routing<'a>>,
+    ) -> Option<HalfRows<'a>> {
+        let memory = out.half?;
+        let are_few = match routing {
+            Some(routing) => {
+                !select::is_gemv_of_experts(gpu, routing, true) && kind_of(gpu, routing) == SMALL
+            }
+            None => {
+                let most = match gpu.takes(Variant::RowsAnswer) {
+                    true => MAX_ROWS_OF_ANSWERS,
+                    false => MAX_ROWS,
+                };
+                !select::is_gemv(gpu, out.n_rows, true)
+                    && !gpu.takes(Variant::RowsPrompt)
+                    && out.n_rows <= most
+            }
+        };
+        let takes_halves = are_few
+            && out.form != ActFormat::F32
+            && !is_of_codes(gpu)
+            && !takes_codes(gpu, out, routing)
+            && fits(gpu, out, routing, memory)
+            && shared_bytes(out.form, out.width) <= MAX_SHARED_BYTES;
+        if !takes_halves {
+            return None;
+        }
+        let n_octets = n_octets(gpu, out, routing);
+        let tiles = routing.map(|routing| routing.tiles[SMALL]);
+        let factors = factor_bytes(out.n_rows);
+        let values = factors..factors + value_bytes(out.form, n_octets, out.width);
+        let half = HalfOut {
+            x: memory.x.part(values).address(),
+            factors: memory.x.address(),
+            tiles: tiles.map_or(Table::NULL, |tiles| tiles.table()),
+            n_octets: n_octets as u32,
+            n_tiles: tiles.map_or(0, |tiles| tiles.len() as u32),
+        };
+        Some(HalfRows {
+            out: *out,
+            routing: routing.copied(),
+            half,
+            memory,
+        })
+    }
+
+    /// RMS norm of rows, each by a block.
+    pub(in crate::ops) fn rms_norm(&self, gpu: &Gpu, norm: NormParams) -> Result<(), GpuError> {
+        let kernels = &gpu.kernels().half_rows;
+        let kernel = match self.out.form {
+            ActFormat::Q8x32 => &kernels.rms_norm_half_q8x32,
+            _ => &kernels.rms_norm_half_q8x256,
+        };
+        let params = NormHalfParams {
+            norm,
+            half: self.half,
+        };
+        gpu.launch(kernel, self.grid(), BLOCK_THREADS, self.shared(), &params)?;
+        self.remember();
+        Ok(())
+    }
+
+    /// The sum of each token's experts, and its norm.
+    pub(in crate::ops) fn combine_norm(
+        &self,
+        gpu: &Gpu,
+        combine_norm: CombineNormParams,
+    ) -> Result<(), GpuError> {
+        let kernels = &gpu.kernels().half_rows;
+        let kernel = match self.out.form {
+            ActFormat::Q8x32 => &kernels.combine_norm_half_q8x32,
+            _ => &kernels.combine_norm_half_q8x256,
+        };
+        let params = CombineHalfParams {
+            combine_norm,
+            half: self.half,
+        };
+        gpu.launch(kernel, self.grid(), BLOCK_THREADS, self.shared(), &params)?;
+        self.remember();
+        Ok(())
+    }
+
+    /// Converts `x`, a row for each row of the activations, or of experts for each token.
+    pub(in crate::ops) fn quantize(
+        &self,
+        gpu: &Gpu,
+        x: Slice<'_, f32>,
+        is_of_tokens: bool,
+    ) -> Result<(), GpuError> {
+        let kernels = &gpu.kernels().half_rows;
+        let kernel = match self.out.form {
+            ActFormat::Q8x32 => &kernels.quantize_half_q8x32,
+            _ => &kernels.quantize_half_q8x256,
+        };
+        let mut params = self.params(gpu, [x.address(), Address::NULL])?;
+        if let (true, Some(routing)) = (is_of_tokens, &self.routing) {
+            params.tokens = routing.tokens.address();
+        }
+        self.launch(gpu, kernel, &params)
+    }
+
+    /// Converts `activation(gate) * up`.
+    pub(in crate::ops) fn gated(
+        &self,
+        gpu: &Gpu,
+        activation: Activation,
+        sides: [Slice<'_, f32>; 2],
+    ) -> Result<(), GpuError> {
+        let kernels = &gpu.kernels().half_rows;
+        let kernel = match self.out.form {
+            ActFormat::Q8x32 => &kernels.gated_half_q8x32,
+            _ => &kernels.gated_half_q8x256,
+        };
+        let (numbers, kind) = parameters_of(activation);
+        let params = QuantizeHalfParams {
+            numbers,
+            kind,
+            ..self.params(gpu, sides.map(|side| side.address()))?
+        };
+        self.launch(gpu, kernel, &params)
+    }
+
+    fn params(&self, gpu: &Gpu, [x, up]: [Address; 2]) -> Result<QuantizeHalfParams, GpuError> {
+        let n_rows = { self.routing }.map(|routing| routing.n_rows.address());
+        let n_octets = self.out.width.div_ceil(OCTET);
+        let most = gpu.constant("half_rows", "half_rows_cluster")? as usize;
+        let n_blocks = match n_octets > 2 * THREADS_OF_SEVERAL {
+            true => n_octets
+                .div_ceil(THREADS_OF_SEVERAL)
+                .next_power_of_two()
+                .min(most),
+            false => 1,
+        };
+        let n_values = self.out.width.div_ceil(n_blocks).next_multiple_of(UNIT);
+        Ok(QuantizeHalfParams {
+            x,
+            up,
+            n_rows: n_rows.unwrap_or(Address::NULL),
+            tokens: Address::NULL,
+            out: acts_out(&self.out),
+            half: self.half,
+            width: self.out.width as u32,
+            aligned: aligned(gpu, self.out.width, &[x, up]),
+            numbers: [0.0; 4],
+            kind: 0,
+            n_blocks: n_blocks as u32,
+            n_values: n_values as u32,
+            pad: 0,
+        })
+    }
+
+    /// Launches blocks with as many threads as divide their octets evenly.
+    fn launch(
+        &self,
+        gpu: &Gpu,
+        kernel: &Kernel<QuantizeHalfParams>,
+        params: &QuantizeHalfParams,
+    ) -> Result<(), GpuError> {
+        let n_values = params.n_values as usize;
+        let n_octets = n_values / OCTET;
+        let n_rounds = n_octets.div_ceil(MAX_THREADS);
+        let threads = n_octets.div_ceil(n_rounds).next_multiple_of(WARP) as u32;
+        let [n_rows, ..] = self.grid();
+        let clusters = ([n_rows * params.n_blocks, 1, 1], params.n_blocks);
+        let shared = shared_bytes(self.out.form, n_values) as u32;
+        gpu.launch_clusters(kernel, clusters, threads, shared, params)?;
+        self.remember();
+        Ok(())
+    }
+
+    fn grid(&self) -> [u32; 3] {
+        [self.out.n_rows as u32, 1, 1]
+    }
+
+    /// Bytes for a whole row.
+    fn shared(&self) -> u32 {
+        shared_bytes(self.out.form, self.out.width) as u32
+    }
+
+    fn remember(&self) {
+        let made = Made::new(&self.out, self.half.tiles, true);
+        self.memory.remember(Some(made));
+    }
+}
+
+/// Bytes of the codes, scales and sums of `n` values.
+fn shared_bytes(form: ActFormat, n: usize) -> usize {
+    n + n / form.block_len() * size_of::<f32>() + n / 16 * size_of::<i16>()
+}

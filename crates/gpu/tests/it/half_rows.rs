@@ -1,0 +1,238 @@
+//! Activations of few rows that are written as f16 where they are quantized: products of them have the bits of those that a
+//! launch of their own converts.
+
+use rocmforge_gguf::GgmlType;
+use rocmforge_gpu::ops::{self, Gated, Product, RoutingBuffer, Weighed};
+use rocmforge_gpu::{Activation, Acts, ActsBuffer, Event, Gpu, OutMode, Slice, Trace};
+use rocmforge_plan::act_format;
+
+use crate::common;
+use crate::common::any_order;
+use crate::common::mixture::{Logits, NONE, Step};
+use crate::common::weights::{Fill, Packed, Random, blocks};
+
+const TYPES: [GgmlType; 3] = [GgmlType::Q4_K, GgmlType::Q8_0, GgmlType::Q4_0];
+
+/// The emulated GPU that has these kernels, and the same without them.
+fn gpus(ty: GgmlType) -> impl Iterator<Item = [Gpu; 2]> {
+    let has_kernels = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
+    let gpus = common::gpus_of(ty).filter(has_kernels);
+    gpus.map(|gpu| {
+        let apart = gpu.with_variants("products=codes".parse().unwrap());
+        [gpu, apart]
+    })
+}
+
+/// Runs launches, and returns whether one converts activations.
+fn converts(gpu: &Gpu, run: impl FnOnce()) -> bool {
+    let mut trace = Trace::new(gpu);
+    let origin = Event::new(gpu).unwrap();
+    origin.record().unwrap();
+    trace
+        .record(|| {
+            run();
+            Ok(())
+        })
+        .unwrap();
+    let times = trace.times(&origin).unwrap();
+    times
+        .iter()
+        .any(|time| time.kernel.starts_with("half_acts"))
+}
+
+/// Asserts that `fill` by either GPU leads to the same codes and the same products, and that only one of the products converts.
+fn check(
+    [gpu, apart]: &[Gpu; 2],
+    what: &str,
+    acts: &Acts<'_>,
+    matrix: &Packed,
+    fill: &dyn Fn(&Gpu, &Acts<'_>),
+) {
+    let run = |filled_by: &Gpu| {
+        any_order(|| {
+            fill(filled_by, acts);
+            let out = gpu.alloc::<f32>(acts.n_rows * matrix.n_out).unwrap();
+            let product = Product {
+                matrix: matrix.matrix(),
+                bias: None,
+                mode: OutMode::Store,
+                out: out.as_slice(),
+            };
+            let is_converted = converts(gpu, || ops::products(gpu, acts, &[product]).unwrap());
+            assert_eq!(
+                is_converted,
+                filled_by.variants() == apart.variants(),
+                "{what}"
+            );
+            let bits = gpu.read(out.as_slice::<u32>()).unwrap();
+            [bits, read_codes(gpu, acts)].concat()
+        })
+    };
+    let expected = run(apart);
+    assert!(expected.iter().any(|word| *word != 0));
+    assert!(run(gpu) == expected, "{what}");
+}
+
+/// Codes, scales and sums.
+fn read_codes(gpu: &Gpu, acts: &Acts<'_>) -> Vec<u32> {
+    let codes = gpu.read(acts.codes).unwrap().into_iter();
+    let sums = gpu.read(acts.sums).unwrap().into_iter();
+    let scales = gpu.read(acts.scales.cast::<u32>()).unwrap();
+    let words = codes.map(|v| v as u32).chain(sums.map(|v| v as u32));
+    words.chain(scales).collect()
+}
+
+fn matrix(gpu: &Gpu, ty: GgmlType, [n_out, n_in]: [usize; 2], random: &mut Random) -> Packed {
+    let file = blocks(ty, n_out * n_in, Fill::Random, random);
+    Packed::new(gpu, ty, n_out, n_in, &file)
+}
+
+/// Rows that differ in magnitude by powers of 32, of which one is zeros and one has a value that is not finite.
+fn rows(gpu: &Gpu, [n_rows, width]: [usize; 2], random: &mut Random) -> rocmforge_gpu::Buffer {
+    let size = |row: usize| match row % 7 {
+        6 => 0.0,
+        at => f32::powi(32.0, at as i32 - 3),
+    };
+    let mut x: Vec<f32> = (0..n_rows * width)
+        .map(|i| size(i / width) * random.value())
+        .collect();
+    x[2 * width + 5] = f32::INFINITY;
+    gpu.upload(&x).unwrap()
+}
+
+#[test]
+fn few_rows_are_quantized_and_normalized() {
+    for ty in TYPES {
+        for gpus in gpus(ty) {
+            let [gpu, _] = &gpus;
+            // Widths of whole rounds, of one that is not filled, and of more octets than a block has threads.
+            for (n_rows, n_in) in [(9, 768), (32, 1024 + 32), (11, 16384 + 256)] {
+                let n_in = n_in / ty.block_len() * ty.block_len();
+                let random = &mut Random(n_in as u64);
+                let matrix = matrix(gpu, ty, [19, n_in], random);
+                let x = rows(gpu, [n_rows, n_in], random);
+                let weight = gpu.upload(&random.values(n_in)).unwrap();
+                let acts = ActsBuffer::new(gpu, act_format(ty), n_rows, n_in).unwrap();
+                let acts = acts.rows(n_rows);
+                let what = format!("{} [{n_rows}, {n_in}]", ty.name());
+                check(
+                    &gpus,
+                    &format!("{what} quantize"),
+                    &acts,
+                    &matrix,
+                    &|gpu, to| {
+                        ops::quantize(gpu, x.as_slice(), to).unwrap();
+                    },
+                );
+                let normed = gpu.alloc::<f32>(n_rows * n_in).unwrap();
+                let (weight, normed) = (weight.as_slice(), normed.as_slice());
+                check(
+                    &gpus,
+                    &format!("{what} norm"),
+                    &acts,
+                    &matrix,
+                    &|gpu, to| {
+                        ops::rms_norm_quantize(gpu, x.as_slice(), weight, 1e-5, Some(normed), to)
+                            .unwrap();
+                    },
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn few_rows_are_gated() {
+    for ty in TYPES {
+        for gpus in gpus(ty) {
+            let [gpu, apart] = &gpus;
+            let (n_rows, n_in, n_out) = (10, 256, 768);
+            let random = &mut Random(3);
+            let sides = [(); 2].map(|()| matrix(gpu, ty, [n_out, n_in], random));
+            let down = matrix(gpu, ty, [21, n_out], random);
+            let form = act_format(ty);
+            let x = ActsBuffer::new(gpu, form, n_rows, n_in).unwrap();
+            let x = x.rows(n_rows);
+            let values = gpu.upload(&random.values(n_rows * n_in)).unwrap();
+            ops::quantize(gpu, values.as_slice(), &x).unwrap();
+            let acts = ActsBuffer::new(gpu, form, n_rows, n_out).unwrap();
+            let [out, scratch] = [(); 2].map(|()| gpu.alloc::<f32>(n_rows * n_out).unwrap());
+            let gated = Gated {
+                matrices: [sides[0].matrix(), sides[1].matrix()],
+                biases: [None; 2],
+                activation: Activation::Silu,
+                out: out.as_slice(),
+            };
+            let fill = |filled_by: &Gpu, to: &Acts<'_>| {
+                let scratch: Slice<'_, f32> = scratch.as_slice();
+                if filled_by.variants() == apart.variants() {
+                    ops::gated_products(gpu, &x, &gated, scratch).unwrap();
+                    ops::quantize(apart, gated.out, to).unwrap();
+                } else {
+                    ops::gated_products_quantized(gpu, &x, &gated, scratch, to).unwrap();
+                }
+            };
+            check(&gpus, ty.name(), &acts.rows(n_rows), &down, &fill);
+        }
+    }
+}
+
+#[test]
+fn sums_of_experts_are_normalized() {
+    for ty in TYPES {
+        for gpus in gpus(ty) {
+            let [gpu, _] = &gpus;
+            let (n_tokens, width) = (12, 768);
+            let random = &mut Random(4);
+            let mut step = Step::new([n_tokens, 5, 3], Logits::Random, random);
+            step.seq_of_row[7] = NONE;
+            let buffer: RoutingBuffer = step.route(gpu);
+            let routing = buffer.of(n_tokens);
+            let matrix = matrix(gpu, ty, [19, width], random);
+            let x = gpu.upload(&random.values(n_tokens * 3 * width)).unwrap();
+            let before = random.values(n_tokens * width);
+            let weight = gpu.upload(&random.values(width)).unwrap();
+            let acts = ActsBuffer::new(gpu, act_format(ty), n_tokens, width).unwrap();
+            let fill = |gpu: &Gpu, to: &Acts<'_>| {
+                let sum = gpu.upload(&before).unwrap();
+                let norm = (weight.as_slice(), 1e-5);
+                let experts = (&routing, Weighed::Outputs);
+                let (x, sum) = (x.as_slice(), sum.as_slice());
+                ops::combine_and_norm(gpu, x, experts, sum, norm, (None, to)).unwrap();
+                gpu.synchronize().unwrap();
+            };
+            check(&gpus, ty.name(), &acts.rows(n_tokens), &matrix, &fill);
+        }
+    }
+}
+
+/// What is written anew is converted anew, also in part.
+#[test]
+fn other_activations_are_converted() {
+    for [gpu, apart] in gpus(GgmlType::Q4_K) {
+        let (n_rows, n_in) = (20, 256);
+        let random = &mut Random(5);
+        let matrix = matrix(&gpu, GgmlType::Q4_K, [19, n_in], random);
+        let x = gpu.upload(&random.values(n_rows * n_in)).unwrap();
+        let buffer = ActsBuffer::new(&gpu, act_format(GgmlType::Q4_K), n_rows, n_in).unwrap();
+        let all = buffer.rows(n_rows);
+        let multiply = |acts: &Acts<'_>| {
+            let out = gpu.alloc::<f32>(acts.n_rows * matrix.n_out).unwrap();
+            let product = Product {
+                matrix: matrix.matrix(),
+                bias: None,
+                mode: OutMode::Store,
+                out: out.as_slice(),
+            };
+            converts(&gpu, || ops::products(&gpu, acts, &[product]).unwrap())
+        };
+        ops::quantize(&gpu, x.as_slice(), &all).unwrap();
+        assert!(!multiply(&all));
+        assert!(multiply(&all.part(0..10)));
+        assert!(multiply(&all.part(10..20)));
+        assert!(!multiply(&all.part(10..20)), "what was converted is kept");
+        assert!(multiply(&all));
+        ops::quantize(&apart, x.as_slice(), &all).unwrap();
+        assert!(multiply(&all));
+    }
+}
