@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::program::run;
+use crate::gpu_faults::{VENDORS, image, in_time, stub};
+use crate::program::{command, run};
 
 /// The fields of a row of `llama-bench -o json`, in order.
 const LLAMA_BENCH: [&str; 44] = [
@@ -280,4 +281,38 @@ fn missed_targets_have_an_exit_code() {
         bench(target).fails(2, part);
     }
     run(&["bench", "-n", "0", "--target", "tokens_s=1"]).fails(2, "no test measures tokens_s");
+}
+
+/// The memory of a GPU is judged, too: a stub has all kernels, which do nothing.
+#[test]
+fn missed_memory_has_an_exit_code() {
+    let Some(image) = image() else { return };
+    let faults = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30"];
+    let Some(library) = stub(&VENDORS[0], "bench-memory", &faults) else {
+        return;
+    };
+    let bench = |target: &str| {
+        let mut command = command(&[
+            "bench",
+            "--device",
+            "hip:0",
+            "--gpu-check",
+            "never",
+            "-p",
+            "8",
+            "-n",
+            "2",
+            "-r",
+            "1",
+            "--no-warmup",
+            "--target",
+            target,
+        ]);
+        command.env(VENDORS[0].library(), &library);
+        command.env("ROCMFORGE_GPU_IMAGE", &image);
+        in_time(command)
+    };
+    let met = bench("vram_gb=4").ok();
+    assert!(met.stderr.contains("vram_gb is"), "{}", met.stderr);
+    bench("vram_gb=0.000001").fails(7, "vram_gb is");
 }

@@ -138,8 +138,12 @@ fn a_driver_that_never_answers_is_a_finding() {
     let Some(image) = image() else { return };
     let hangs = tempfile::NamedTempFile::new().unwrap();
     let hang_file = format!("-DHANG_FILE=\"{}\"", hangs.path().display());
-    let faults = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30", &hang_file];
-    for vendor in VENDORS {
+    // It may leave its output open or not.
+    for (vendor, closes) in VENDORS
+        .into_iter()
+        .zip(["-DCLOSES_OUTPUT", "-UCLOSES_OUTPUT"])
+    {
+        let faults = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30", &hang_file, closes];
         let Some(library) = stub(&vendor, "doctor-hang", &faults) else {
             return;
         };

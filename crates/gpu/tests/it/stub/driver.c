@@ -8,7 +8,8 @@
 // -DGRAPH_US=n, -DLAUNCH_US=n (time of a launch of a graph, and of a kernel by itself);
 // -DTHREADS=n -DSHARED_BYTES=n of a multiprocessor, which say how many blocks it runs at once;
 // -DFAULT_LAUNCHES=n (the launch after so many faults while it runs: calls queue on, nothing comes back any more, and
-// waiting says 719); -DHANG_FILE=path (no event comes while there is this file);
+// waiting says 719); -DHANG_FILE=path (no event comes while there is this file; with
+// -DCLOSES_OUTPUT the process then has no output any more);
 // -DINTEGRATED=mask, -DLARGE=mask, -DCLOSED=mask of devices: those that share the system's memory, that have twice the
 // memory, and that end the process when they are opened;
 // -DLATE_COPIES (nothing comes back before it is waited for); -DFREE_BYTES=n of 4 times as many; -DVERSION=n;
@@ -140,7 +141,14 @@ static int n_runs;
 #define RUNS (void)0
 #endif
 #ifdef HANG_FILE
-#define HANGS (!access(HANG_FILE, F_OK))
+static int hangs(void) {
+    const int there = !access(HANG_FILE, F_OK);
+#ifdef CLOSES_OUTPUT
+    if (there) close(1), close(2);
+#endif
+    return there;
+}
+#define HANGS hangs()
 #else
 #define HANGS 0
 #endif
