@@ -14,7 +14,7 @@ use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 const TILE_ROWS: [usize; 3] = [4, 32, 128];
 
 /// `[n_tokens, n_experts, n_used]`, logits, weights, and the index of a padding token.
-const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 13] = {
+const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 18] = {
     use ExpertWeights::{Normalized, Scores};
     [
         ([1, 8, 2], Logits::Random, Normalized, None),
@@ -30,6 +30,12 @@ const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 13] = {
         ([1, 37, 5], Logits::Odd, Normalized, None),
         ([1, 64, 4], Logits::Random, Normalized, Some(0)),
         ([1, 300, 33], Logits::Random, Scores, None),
+        // As many tokens, experts and choices as a block takes, and one more.
+        ([64, 1024, 32], Logits::Random, Normalized, Some(63)),
+        ([8, 256, 32], Logits::Ties, Normalized, None),
+        ([8, 257, 32], Logits::Random, Scores, Some(3)),
+        ([1, 200, 100], Logits::Random, Normalized, None),
+        ([9, 300, 33], Logits::Crowd, Scores, None),
     ]
 };
 
