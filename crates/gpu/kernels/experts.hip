@@ -145,7 +145,7 @@ DEV void sort_choices(const RouteParams& p) {
 KERNEL(route, RouteParams, ROUTE_THREADS) {
     const u32 token = bid_x() * (ROUTE_THREADS / WARP_SIZE) + uniform(wave());
     if (token >= p.n_tokens) return;
-    route_token<OF_ONE_TOKEN>(p, token, nullptr);
+    route_token<KEEP_KEYS>(p, token, nullptr);
     if (lane() == 0) add_shared(p, token, nullptr);
 }
 
@@ -160,7 +160,7 @@ template <u32 THREADS, u32 MAX_CHOSEN> DEV void route_marked(const RouteParams& 
     const Marks marks = {words};
     marks.clear();
     for (u32 token = uniform(wave()); token < p.n_tokens; token += THREADS / WARP_SIZE)
-        route_token<OF_ONE_TOKEN>(p, token, chosen);
+        route_token<KEEP_KEYS>(p, token, chosen);
     if (tid() < p.n_tokens) add_shared(p, tid(), chosen);
     shared_barrier();
     sort_marked<THREADS>(p, chosen, marks, starts, part);

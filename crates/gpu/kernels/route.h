@@ -126,13 +126,13 @@ DEV u32 groups_of(const RouteParams& p, const Scores& scores) {
     return taken;
 }
 
-// The keys of a token's experts that may be chosen. They may be kept in registers, unless there are too many; not on AMD,
-// whose compiler then has shuffles where lanes may be off, and spills where a wave has several tokens.
+// The keys of a token's experts that may be chosen. They are kept in registers, unless there are too many; not on AMD, whose
+// compiler then has shuffles where lanes may be off.
 enum class Keep { No, Few };
 #if defined(GPU_AMD)
-constexpr Keep OF_ONE_TOKEN = Keep::No;
+constexpr Keep KEEP_KEYS = Keep::No;
 #else
-constexpr Keep OF_ONE_TOKEN = Keep::Few;
+constexpr Keep KEEP_KEYS = Keep::Few;
 #endif
 template <Keep KEEP> struct Keys {
     static constexpr u32 MOST = 256 / WARP_SIZE;

@@ -2,6 +2,7 @@
 #pragma once
 #include "route.h"
 
+// MAX_SINGLE_BLOCK_TOKENS in src/ops/routing.rs; MAX_FEW_CHOICES there is MAX_CHOICES.
 constexpr u32 MAX_MARKED_TOKENS = 64;
 
 // For each expert a bit for each token that chose it; a token chooses an expert at most once. Two words for each thread,

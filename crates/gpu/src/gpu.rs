@@ -44,6 +44,8 @@ pub(crate) struct Inner {
     pub(crate) writes_weights: AtomicBool,
     /// Whether launches only load their kernels.
     pub(crate) loads_only: AtomicBool,
+    /// Changes where launches do not follow those before them on the device: they are recorded, replayed or only loaded.
+    sequence: AtomicU64,
     pub(crate) modules: Mutex<HashMap<&'static str, Module>>,
     /// The table of kernels, which `ops` defines (`ops/kernels.rs`).
     pub(crate) kernels: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -91,6 +93,16 @@ impl Drop for Inner {
 }
 
 impl Inner {
+    /// The number of the sequence that the next launch is in.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence.load(Ordering::Acquire)
+    }
+
+    /// Says that what was queued so far need not have run when the next launch does.
+    pub(crate) fn begin_sequence(&self) {
+        self.sequence.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Makes this the calling thread's current device.
     fn make_current(&self) -> Result<(), GpuError> {
         if CURRENT.get() == self.serial {
@@ -264,6 +276,7 @@ impl Gpu {
                 writes_weights: AtomicBool::new(false),
                 target,
                 loads_only: AtomicBool::new(false),
+                sequence: AtomicU64::new(0),
                 modules: Mutex::default(),
                 kernels: OnceLock::new(),
                 deferred_free: DeferredFree::default(),

@@ -83,12 +83,14 @@ impl<'a> Recording<'a> {
             (calls.capture_begin)(handle, CAPTURE_RELAXED)
         })?;
         recording.is_open = true;
+        gpu.begin_sequence();
         gpu.capturing.store(handle, Ordering::Release);
         Ok(recording)
     }
 
     fn end(&mut self) -> Result<Handle, GpuError> {
         self.is_open = false;
+        self.gpu.begin_sequence();
         self.gpu
             .capturing
             .store(std::ptr::null_mut(), Ordering::Release);
@@ -138,6 +140,7 @@ impl Drop for Template<'_> {
 impl Graph {
     /// Queues the recorded launches again.
     pub fn launch(&self) -> Result<(), GpuError> {
+        self.gpu.begin_sequence();
         // SAFETY: the graph's modules and memory live as long as the graph.
         self.gpu.call("graph_launch", |calls| unsafe {
             (calls.graph_launch)(self.exec, self.gpu.stream())

@@ -73,6 +73,7 @@ impl Gpu {
         self.inner.loads_only.store(true, Ordering::Release);
         let result = queue();
         self.inner.loads_only.store(false, Ordering::Release);
+        self.inner.begin_sequence();
         result
     }
 

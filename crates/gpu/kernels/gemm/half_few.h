@@ -106,10 +106,16 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
     // The values of B of a round, of N octets of rows and one part of x. A piece are those of two products.
     template <u32 N> struct Values {
         u32x4 pieces[4][N];
+        // The lane's first piece, and bytes from 64 values of k to the next ones. All offsets fit 32 bits.
+        const u8* first;
+        u32 stride;
 
-        DEV_MEMBER void load(const HalfFew& few, u32 round, u32 i, u32 part = 0) {
-            const u64 block = (u64)((2 * round + i / 2) * X_PARTS<F> + part) * few.p.n_octets + few.octet;
-            const u8* from = few.p.x + block * wgmma::OCTET_BYTES + i % 2 * (WARP_SIZE * 16) + lane() * 16;
+        DEV_MEMBER void start(const HalfFew& few) {
+            first = few.p.x + few.octet * wgmma::OCTET_BYTES + lane() * 16;
+            stride = few.p.n_octets * wgmma::OCTET_BYTES;
+        }
+        DEV_MEMBER void load(const HalfFew&, u32 round, u32 i, u32 part = 0) {
+            const u8* from = first + ((2 * round + i / 2) * X_PARTS<F> + part) * stride + i % 2 * (WARP_SIZE * 16);
 #pragma unroll
             for (u32 o = 0; o < N; o++) pieces[i][o] = load16(from + o * wgmma::OCTET_BYTES);
         }
@@ -136,6 +142,8 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
     // that one, whose sums are not stored.
     template <u32 N> struct Codes {
         u32x4 halves[2][N];
+
+        DEV_MEMBER void start(const HalfFew&) {}
 
         // Where the lane's row of octet o begins.
         DEV_MEMBER static u32 row(const HalfFew& few, u32 o) {
@@ -184,6 +192,7 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
         if (!p.tiles) begin();
         float acc[N][4] = {};
         auto x = activations<N, CODES>();
+        x.start(*this);
         if constexpr (COPIES) {
             x.load_all(*this, min_of(wave(), n_rounds - 1));
             // LLVM would make one of these loads and of those in the loop, at its start.

@@ -1,5 +1,6 @@
 // Activations of few rows, quantized as norm.hip and experts.hip do it, and the same as f16 for the GEMM of few rows
-// (gemm/half_few.h), with the bits and in the order that half_acts.hip gives them. That saves a launch for each product.
+// (gemm/half_few.h), with the bits and in the order that half_acts.hip gives them. That saves a launch for each product. What
+// is in place of rows past the last one is not written; it reaches sums that are not stored.
 //
 // rms_norm_half:     rms_norm.      combine_norm_half: combine_norm.
 // quantize_half:     quantize, or quantize_rows without weights.

@@ -498,10 +498,10 @@ fn is_of_codes(gpu: &Gpu) -> bool {
     of_codes.iter().any(|&v| gpu.takes(v))
 }
 
-/// Whether the memory has room for the activations.
+/// Whether the memory has room for the activations, and kernels can count its bytes in 32 bits.
 fn fits(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>, memory: HalfMemory<'_>) -> bool {
-    let n_octets = n_octets(gpu, x, routing);
-    factor_bytes(x.n_rows) + value_bytes(x.form, n_octets, x.width) <= memory.x.len()
+    let n_bytes = value_bytes(x.form, n_octets(gpu, x, routing), x.width);
+    factor_bytes(x.n_rows) + n_bytes <= memory.x.len() && u32::try_from(n_bytes).is_ok()
 }
 
 /// Returns the memory if products of these activations take them as f16.
@@ -555,7 +555,7 @@ pub(super) fn launch(
     works: &[Work<'_>],
 ) -> Result<(), GpuError> {
     let x = HalfActs::new(gpu, memory, works)?;
-    let made = Made::new(&works[0].x, x.table(), x.is_few);
+    let made = Made::new(gpu, &works[0].x, x.table(), x.is_few);
     if !x.are_codes && !memory.has(made) {
         convert(gpu, &works[0], &x)?;
         memory.remember(Some(made));

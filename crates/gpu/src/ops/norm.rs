@@ -146,9 +146,15 @@ pub(super) fn n_values(n: usize) -> Result<u32, Limit> {
 pub fn quantize(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuError> {
     let n = checked_len(out);
     assert_eq!(x.len(), n, "out has the shape of x");
-    if let Some(rows) = HalfRows::new(gpu, out, None) {
-        return rows.quantize(gpu, x, false);
+    match HalfRows::new(gpu, out, None) {
+        Some(rows) => rows.quantize(gpu, x),
+        None => quantize_alone(gpu, x, out),
     }
+}
+
+/// The same, whatever products follow.
+pub(super) fn quantize_alone(gpu: &Gpu, x: Slice<'_, f32>, out: &Acts<'_>) -> Result<(), GpuError> {
+    let n = out.n_rows * out.width;
     let kernels = &gpu.kernels().norm;
     let kernel = match out.form {
         ActFormat::F32 => &kernels.quantize_f32,
@@ -415,7 +421,7 @@ pub(super) fn checked_len(out: &Acts<'_>) -> usize {
     n
 }
 
-/// Returns the addresses for a kernel that writes the activations.
+/// Returns the addresses for a kernel that writes the activations, of which there is no f16 form from now on.
 pub(super) fn acts_out(out: &Acts<'_>) -> ActsOut {
     if let Some(half) = &out.half {
         half.forget();

@@ -82,8 +82,8 @@ pub fn gated_products(
     Ok(())
 }
 
-/// Of up to this many rows, [`gated_products_quantized`] converts in a launch of its own: two launches, of which the second starts
-/// early, take less time than a longer one (H100).
+/// Of up to this many rows, [`gated_products_quantized`] converts in a launch of its own: two launches, of which the second
+/// starts early, take less time than a longer one (H100).
 const MAX_ROWS_APART: usize = 32;
 
 /// [`gated_products`], converted to the form of `to`. The contents of `gated.out` are undefined afterwards.
@@ -111,7 +111,7 @@ pub fn gated_products_quantized(
 }
 
 /// The products of each row with the matrix of its expert, `out` [n_tokens * n_used, n_out]. Unused rows keep their old
-/// values.
+/// values. The rows of `x` were written after `routing` was.
 ///
 /// # Errors
 /// As [`products`].

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::half::HalfRows;
 use super::norm::{
-    ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned, is_of_block, quantize,
+    ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned, is_of_block, quantize_alone,
     rms_norm_params, rms_norm_quantize,
 };
 use crate::error::GpuError;
@@ -452,7 +452,7 @@ pub fn quantize_experts(
     if weighed == Weighed::Outputs
         && let Some(rows) = HalfRows::new(gpu, out, Some(routing))
     {
-        return rows.quantize(gpu, x, true);
+        return rows.quantize_tokens(gpu, x);
     }
     let kernels = &gpu.kernels().experts;
     let kernel = match out.form {
@@ -480,7 +480,7 @@ pub fn quantize_experts(
     gpu.launch(kernel, grid, ROW_THREADS as u32, 0, &params)
 }
 
-/// Converts the rows of experts, `x` [n_tokens * n_used, width], to the form of `out`. Unused rows may keep their old values.
+/// Converts rows of experts, `x` [n_tokens * n_used, width], to the form of `out`. Unused rows may keep their old values.
 ///
 /// # Panics
 /// If the shapes do not match.
@@ -493,8 +493,8 @@ pub fn quantize_choices(
     assert_eq!(x.len(), out.n_rows * out.width, "out has the shape of x");
     assert_eq!(out.n_rows, routing.max_rows(), "one row per choice");
     match HalfRows::new(gpu, out, Some(routing)) {
-        Some(rows) => rows.quantize(gpu, x, false),
-        None => quantize(gpu, x, out),
+        Some(rows) => rows.quantize(gpu, x),
+        None => quantize_alone(gpu, x, out),
     }
 }
 

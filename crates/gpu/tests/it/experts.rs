@@ -506,6 +506,7 @@ fn check_in_f16(
         origin.record().unwrap();
         let run = || ops::expert_gated_products(gpu, &x, &routing, &gated, beside.as_slice());
         trace.record(run).unwrap();
+        gpu.synchronize().unwrap();
         let times = trace.times(&origin).unwrap();
         assert!(times.iter().any(|time| time.kernel == kernel), "{times:?}");
         let is_converted = times

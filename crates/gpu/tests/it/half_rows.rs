@@ -13,7 +13,7 @@ use crate::common::weights::{Fill, Packed, Random, blocks};
 
 const TYPES: [GgmlType; 3] = [GgmlType::Q4_K, GgmlType::Q8_0, GgmlType::Q4_0];
 
-/// The emulated GPU that has these kernels, and the same without them.
+/// The devices that have these kernels, and the same without them.
 fn gpus(ty: GgmlType) -> impl Iterator<Item = [Gpu; 2]> {
     let has_kernels = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
     let gpus = common::gpus_of(ty).filter(has_kernels);
@@ -25,6 +25,12 @@ fn gpus(ty: GgmlType) -> impl Iterator<Item = [Gpu; 2]> {
 
 /// Runs launches, and returns whether one converts activations.
 fn converts(gpu: &Gpu, run: impl FnOnce()) -> bool {
+    let kernels = kernels(gpu, run);
+    kernels.iter().any(|kernel| kernel.starts_with("half_acts"))
+}
+
+/// Runs launches, and returns their kernels.
+fn kernels(gpu: &Gpu, run: impl FnOnce()) -> Vec<&'static str> {
     let mut trace = Trace::new(gpu);
     let origin = Event::new(gpu).unwrap();
     origin.record().unwrap();
@@ -34,10 +40,9 @@ fn converts(gpu: &Gpu, run: impl FnOnce()) -> bool {
             Ok(())
         })
         .unwrap();
+    gpu.synchronize().unwrap();
     let times = trace.times(&origin).unwrap();
-    times
-        .iter()
-        .any(|time| time.kernel.starts_with("half_acts"))
+    times.iter().map(|time| time.kernel).collect()
 }
 
 /// Asserts that `fill` by either GPU leads to the same codes and the same products, and that only one of the products converts.
@@ -105,8 +110,16 @@ fn few_rows_are_quantized_and_normalized() {
     for ty in TYPES {
         for gpus in gpus(ty) {
             let [gpu, _] = &gpus;
-            // Widths of whole rounds, of one that is not filled, and of more octets than a block has threads.
-            for (n_rows, n_in) in [(9, 768), (32, 1024 + 32), (11, 16384 + 256)] {
+            // Widths of whole rounds, of one that is not filled, and, of rows that blocks of a GPU divide, with an empty last
+            // part, with a round that is not filled, and of more octets than these have threads.
+            let shapes = [
+                (9, 768),
+                (32, 1024 + 32),
+                (9, 8448),
+                (10, 4096 + 32),
+                (11, 16384 + 256),
+            ];
+            for (n_rows, n_in) in shapes {
                 let n_in = n_in / ty.block_len() * ty.block_len();
                 let random = &mut Random(n_in as u64);
                 let matrix = matrix(gpu, ty, [19, n_in], random);
@@ -146,7 +159,11 @@ fn few_rows_are_gated() {
     for ty in TYPES {
         for gpus in gpus(ty) {
             let [gpu, apart] = &gpus;
-            let (n_rows, n_in, n_out) = (10, 256, 768);
+            let activation = match ty {
+                GgmlType::Q4_K => Activation::Silu,
+                _ => Activation::GeluTanh,
+            };
+            let (n_rows, n_in, n_out) = (10, 256, 4608);
             let random = &mut Random(3);
             let sides = [(); 2].map(|()| matrix(gpu, ty, [n_out, n_in], random));
             let down = matrix(gpu, ty, [21, n_out], random);
@@ -160,7 +177,7 @@ fn few_rows_are_gated() {
             let gated = Gated {
                 matrices: [sides[0].matrix(), sides[1].matrix()],
                 biases: [None; 2],
-                activation: Activation::Silu,
+                activation,
                 out: out.as_slice(),
             };
             let fill = |filled_by: &Gpu, to: &Acts<'_>| {
@@ -234,5 +251,58 @@ fn other_activations_are_converted() {
         assert!(multiply(&all));
         ops::quantize(&apart, x.as_slice(), &all).unwrap();
         assert!(multiply(&all));
+    }
+}
+
+/// What a recorded graph converts is not there for the launches after it.
+#[test]
+fn activations_of_a_graph_are_converted_again() {
+    let ty = GgmlType::Q4_K;
+    for [gpu, apart] in gpus(ty) {
+        let (n_rows, n_in) = (12, 512);
+        let random = &mut Random(6);
+        let matrix = matrix(&gpu, ty, [19, n_in], random);
+        let x = gpu.upload(&random.values(n_rows * n_in)).unwrap();
+        let buffer = ActsBuffer::new(&gpu, act_format(ty), n_rows, n_in).unwrap();
+        let acts = buffer.rows(n_rows);
+        let out = gpu.alloc::<f32>(n_rows * matrix.n_out).unwrap();
+        let product = Product {
+            matrix: matrix.matrix(),
+            bias: None,
+            mode: OutMode::Store,
+            out: out.as_slice(),
+        };
+        let multiply = || ops::products(&gpu, &acts, &[product]);
+        // Constants of kernels are read at their first use.
+        multiply().unwrap();
+        ops::quantize(&apart, x.as_slice(), &acts).unwrap();
+        let graph = gpu.capture(multiply).unwrap();
+        assert!(converts(&gpu, || multiply().unwrap()), "it never ran");
+        graph.launch().unwrap();
+        assert!(converts(&gpu, || multiply().unwrap()));
+        assert!(!converts(&gpu, || multiply().unwrap()));
+        gpu.load_kernels(multiply).unwrap();
+        assert!(converts(&gpu, || multiply().unwrap()));
+    }
+}
+
+/// A step of few tokens has few rows of experts, whose products are GEMVs: nothing is written as f16.
+#[test]
+fn rows_of_gemvs_are_quantized_alone() {
+    let ty = GgmlType::Q4_K;
+    for [gpu, _] in gpus(ty) {
+        let (n_tokens, n_used, width) = (2, 8, 512);
+        let random = &mut Random(7);
+        let step = Step::new([n_tokens, 16, n_used], Logits::Random, random);
+        let buffer: RoutingBuffer = step.route(&gpu);
+        let n_rows = n_tokens * n_used;
+        let shape = [n_rows, width];
+        let acts = ActsBuffer::of_experts(&gpu, act_format(ty), shape, Some(16)).unwrap();
+        let x = gpu.upload(&random.values(n_rows * width)).unwrap();
+        let routing = buffer.of(n_tokens);
+        let kernels = kernels(&gpu, || {
+            ops::quantize_choices(&gpu, x.as_slice(), &routing, &acts.rows(n_rows)).unwrap();
+        });
+        assert_eq!(kernels, ["quantize_q8x256"]);
     }
 }

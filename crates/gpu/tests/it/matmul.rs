@@ -371,6 +371,7 @@ fn few_rows_of_f32() {
                 origin.record().unwrap();
                 let run = || matmul(&gpu, x, &products[0]);
                 trace.record(run).unwrap();
+                gpu.synchronize().unwrap();
                 let times = trace.times(&origin).unwrap();
                 assert_eq!(times[0].kernel, "few_floats");
             };

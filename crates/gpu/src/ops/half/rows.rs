@@ -17,15 +17,18 @@ use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Activation, Acts};
 use crate::variant::Variant;
 
-/// The most threads of a block, and with how many a row is divided among blocks.
+/// The most threads of a block.
 const MAX_THREADS: usize = 1024;
+
+/// Rows with more octets than twice this number are divided among blocks of about as many threads.
 const THREADS_OF_SEVERAL: usize = 256;
 
 /// Values that blocks do not divide.
 const UNIT: usize = 256;
 
-/// The most rows: those of a tile, or with the same tiles for all, of which a block for each row still takes little time.
+/// The most rows: those of a tile of few rows.
 const MAX_ROWS: usize = 32;
+/// The same where all steps of answers take these tiles ([`Variant::RowsAnswer`]).
 const MAX_ROWS_OF_ANSWERS: usize = 64;
 
 /// Codes of longer rows would leave no room for other blocks.
@@ -184,7 +187,7 @@ impl<'a> HalfRows<'a> {
             half: self.half,
         };
         gpu.launch(kernel, self.grid(), BLOCK_THREADS, self.shared(), &params)?;
-        self.remember();
+        self.remember(gpu);
         Ok(())
     }
 
@@ -204,26 +207,35 @@ impl<'a> HalfRows<'a> {
             half: self.half,
         };
         gpu.launch(kernel, self.grid(), BLOCK_THREADS, self.shared(), &params)?;
-        self.remember();
+        self.remember(gpu);
         Ok(())
     }
 
-    /// Converts `x`, a row for each row of the activations, or of experts for each token.
-    pub(in crate::ops) fn quantize(
+    /// Converts `x`, a row for each row of the activations.
+    pub(in crate::ops) fn quantize(&self, gpu: &Gpu, x: Slice<'_, f32>) -> Result<(), GpuError> {
+        self.quantize_of(gpu, x, Address::NULL)
+    }
+
+    /// Converts `x`, a row for each token, to the rows of its experts.
+    pub(in crate::ops) fn quantize_tokens(
         &self,
         gpu: &Gpu,
         x: Slice<'_, f32>,
-        is_of_tokens: bool,
     ) -> Result<(), GpuError> {
+        let routing = self.routing.as_ref().expect("the rows are of experts");
+        self.quantize_of(gpu, x, routing.tokens.address())
+    }
+
+    fn quantize_of(&self, gpu: &Gpu, x: Slice<'_, f32>, tokens: Address) -> Result<(), GpuError> {
         let kernels = &gpu.kernels().half_rows;
         let kernel = match self.out.form {
             ActFormat::Q8x32 => &kernels.quantize_half_q8x32,
             _ => &kernels.quantize_half_q8x256,
         };
-        let mut params = self.params(gpu, [x.address(), Address::NULL])?;
-        if let (true, Some(routing)) = (is_of_tokens, &self.routing) {
-            params.tokens = routing.tokens.address();
-        }
+        let params = QuantizeHalfParams {
+            tokens,
+            ..self.params(gpu, [x.address(), Address::NULL])?
+        };
         self.launch(gpu, kernel, &params)
     }
 
@@ -292,7 +304,7 @@ impl<'a> HalfRows<'a> {
         let clusters = ([n_rows * params.n_blocks, 1, 1], params.n_blocks);
         let shared = shared_bytes(self.out.form, n_values) as u32;
         gpu.launch_clusters(kernel, clusters, threads, shared, params)?;
-        self.remember();
+        self.remember(gpu);
         Ok(())
     }
 
@@ -305,8 +317,8 @@ impl<'a> HalfRows<'a> {
         shared_bytes(self.out.form, self.out.width) as u32
     }
 
-    fn remember(&self) {
-        let made = Made::new(&self.out, self.half.tiles, true);
+    fn remember(&self, gpu: &Gpu) {
+        let made = Made::new(gpu, &self.out, self.half.tiles, true);
         self.memory.remember(Some(made));
     }
 }
