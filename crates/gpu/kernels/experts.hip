@@ -68,7 +68,7 @@ DEV void sort_choices(const RouteParams& p) {
     const u32 n_rounds = div_up(n, n_chunks * WARP_SIZE);
     const u32 chunk_len = n_rounds * WARP_SIZE, chunk = uniform(wave());
     for (u32 i = tid(); i < n_chunks * n_experts; i += SORT_THREADS) counts[i] = 0;
-    barrier();
+    shared_barrier();
     for (u32 round = 0; round < n_rounds; round++) {
         const u32 first = chunk * chunk_len + round * WARP_SIZE, i = first + lane();
         u32 expert = NO_EXPERT, before = 0, after = 0, so_far = 0;
@@ -85,12 +85,12 @@ DEV void sort_choices(const RouteParams& p) {
                 so_far = *count;
             }
         }
-        barrier();
+        shared_barrier();
         if (expert != NO_EXPERT) {
             if (after == 0) *count = so_far + before + 1;
             p.rows[i] = so_far + before;
         }
-        barrier();
+        shared_barrier();
     }
     u32 n_of_expert = 0;
     if (tid() < n_experts)
@@ -106,6 +106,7 @@ DEV void sort_choices(const RouteParams& p) {
         starts[n_experts] = rows.all;
         *p.n_rows = rows.all;
     }
+    // Threads read rows that others wrote.
     barrier();
     for (u32 i = tid(); i < n; i += SORT_THREADS) {
         const u32 expert = p.experts[i];
@@ -121,7 +122,7 @@ DEV void sort_choices(const RouteParams& p) {
         const TileList& list = p.lists[kind];
         Sums tiles = sums_before(div_up(n_of_expert, list.n_rows), part);
         if (tid() < n_experts) first_tiles[tid()] = tiles.before;
-        barrier();
+        shared_barrier();
         for (u32 t = tid(); t < list.len; t += SORT_THREADS) {
             // The last expert whose first tile is not past t. Experts without tiles precede it.
             u32 expert = 0, end = n_experts;
@@ -138,7 +139,7 @@ DEV void sort_choices(const RouteParams& p) {
             }
             store16(list.tiles + t, bits<u32x4>(tile));
         }
-        barrier();
+        shared_barrier();
     }
 }
 

@@ -110,7 +110,7 @@ template <typename Out, typename F> DEV void dequantize_staged(const DequantizeP
     }
 #pragma unroll
     for (u32 k = 0; k < 32; k += PART) {
-        if (k > 0) barrier();
+        if (k > 0) shared_barrier();
 #pragma unroll
         for (u32 i = 0; i < PIECES; i++) {
             u32x4 piece = {};
@@ -119,7 +119,7 @@ template <typename Out, typename F> DEV void dequantize_staged(const DequantizeP
                 piece.v[j / PER_WORD] |= convert(values[k + i * (16 / sizeof(Out)) + j]) << j % PER_WORD * 16;
             store16(staged + tid() * STRIDE + i * 16, piece);
         }
-        barrier();
+        shared_barrier();
 #pragma unroll
         for (u32 i = 0; i < PIECES; i++) {
             u32 at = i * THREADS + tid(), chunk = at / PIECES, piece = at % PIECES;
