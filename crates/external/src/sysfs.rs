@@ -2,8 +2,8 @@
 //!
 //! The files are documented in the kernel's amdgpu documentation ("GPU Power/Thermal Controls and Monitoring", "Memory
 //! Domains and Information"): `gpu_busy_percent`, `mem_info_vram_used` and `mem_info_vram_total` below `card*/device`,
-//! `power1_average` (microwatts; newer chips have `power1_input`), `temp1_input` (thousandths of a degree) and
-//! `freq1_input` (hertz) below its `hwmon/hwmon*`; `gpu_metrics`, a struct of `kgd_pp_interface.h`, for the limits of its
+//! `power1_average` (microwatts; newer chips have `power1_input`), `temp1_input` (thousandths of a degree, at the edge; Instinct
+//! MI300 and newer have only `temp2_input`, of the hot spot) and `freq1_input` (hertz) below its `hwmon/hwmon*`; `gpu_metrics`, a struct of `kgd_pp_interface.h`, for the limits of its
 //! clock.
 
 use std::fs::{self, File};
@@ -93,7 +93,9 @@ impl Card {
             power_watts: sensor("power1_average")
                 .or_else(|| sensor("power1_input"))
                 .map(|microwatts| microwatts / 1e6),
-            temperature: sensor("temp1_input").map(|thousandths| thousandths / 1e3),
+            temperature: sensor("temp1_input")
+                .or_else(|| sensor("temp2_input"))
+                .map(|thousandths| thousandths / 1e3),
             clock_mhz: sensor("freq1_input").map(|hertz| hertz / 1e6),
             limits: bytes(&self.device.join("gpu_metrics"))
                 .and_then(|metrics| throttle_status(&metrics))
@@ -195,6 +197,7 @@ pub(super) mod tests {
             ("vendor", "0x1002"),
             ("gpu_busy_percent", "garbage"),
             ("hwmon/hwmon2/power1_input", "12500000"),
+            ("hwmon/hwmon2/temp2_input", "48000"),
         ];
         tree(
             dir.path(),
@@ -244,8 +247,10 @@ pub(super) mod tests {
         metrics[112..].fill(1);
         metrics[3] = 4;
         assert_eq!(limits_of(&metrics), ClockLimits::default());
+        // Without a sensor at the edge, the hot spot's.
         let little = CardState {
             power_watts: Some(12.5),
+            temperature: Some(48.0),
             ..CardState::default()
         };
         assert_eq!(found[1].state(), little);
