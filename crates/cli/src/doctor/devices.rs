@@ -322,6 +322,7 @@ fn wrong(id: &str, name: String, detail: String) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
     use std::time::Duration;
 
     use rocmforge_runtime::gpu::StepTimes;
@@ -367,6 +368,48 @@ mod tests {
         let check = compared_graphs("hip:0 graphs".into(), &GraphCheck::Fails(why.into()));
         assert_eq!((check.status, &*check.detail), (Status::Warning, why));
         assert!(check.advice.is_some());
+    }
+
+    /// On GPUs whose graphs are slower than launches, or cannot be recorded. Their kernels compute nothing.
+    #[test]
+    fn graphs_of_a_driver_that_lies_are_not_used() {
+        let Some(image) = rocmforge_gpu::image_targets().first().copied() else {
+            println!("skipped: built without any kernels");
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let check = |fault: &str| {
+            let library = folder.path().join(format!("hip{fault}.so"));
+            let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../gpu/tests/it/stub/driver.c");
+            let mut cc = Command::new("cc");
+            cc.args(["-shared", "-fPIC", "-w", "-DHIP", "-DANY_KERNEL"]);
+            cc.args(["-DFREE_BYTES=1<<30", fault, "-o"]).arg(&library);
+            assert!(cc.arg(source).status().unwrap().success());
+            let gpu = GpuConfig {
+                id: Some("hip:0".parse().unwrap()),
+                open: OpenOptions {
+                    image: Some(image.to_string()),
+                    hip_library: Some(library),
+                    ..OpenOptions::default()
+                },
+                ..GpuConfig::default()
+            };
+            graphs("hip:0", &gpu)
+        };
+        if Command::new("cc").arg("--version").output().is_err() {
+            println!("skipped: no C compiler");
+            return;
+        }
+        let slow = check("-DGRAPH_US=20000");
+        assert_eq!(slow.status, Status::Ok, "{}", slow.detail);
+        assert!(
+            slow.detail.contains(": separate launches are used"),
+            "{}",
+            slow.detail
+        );
+        let failing = check("-DCAPTURE_CODE=901");
+        assert_eq!(failing.status, Status::Warning, "{}", failing.detail);
+        assert!(failing.detail.contains("901"), "{}", failing.detail);
     }
 
     /// A library that works but offers no GPU, though there is one, and one that no GPU needs.

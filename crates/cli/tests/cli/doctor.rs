@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::gpu::host_device;
 use crate::gpu_faults::{VENDORS, Vendor, image, in_time, stub};
 use crate::program::{Run, command, run};
 
@@ -217,6 +218,14 @@ fn doctor_finds_missing_libraries_and_whole_kernels() {
     let [status, _] = check(&report, "kernels");
     assert!(has_kernels && status == "ok" || !has_kernels && status != "ok");
     assert_eq!(check(&report, "cpu results")[0], "ok");
+}
+
+#[test]
+fn doctor_checks_an_emulated_gpu() {
+    let Some(device) = host_device() else { return };
+    let report = run(&["doctor", "--json", "--emulated", &device]).json();
+    let [status, detail] = check(&report, &format!("{device} results"));
+    assert_eq!(status, "ok", "{detail}");
 }
 
 /// Of several libraries the newest of `ROCM_PATH` is loaded, and all are listed.

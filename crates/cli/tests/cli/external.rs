@@ -69,6 +69,8 @@ impl Tools {
     }
 }
 
+/// `*_kernel_trace.csv` of ROCm 7, and `*_counter_collection.csv`: columns of `generate_csv` in ROCm/rocm-systems,
+/// `projects/rocprofiler-sdk/source/lib/output/generateCSV.cpp`.
 const TRACE: &str = r#""Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp","LDS_Block_Size","Scratch_Size","VGPR_Count","Accum_VGPR_Count","SGPR_Count","Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"
 "KERNEL_DISPATCH","Agent 1",1,1,1,1,10,"matvec_2_1",1,1000000,4000000,0,0,40,0,128,128,1,1,65536,1,1
 "KERNEL_DISPATCH","Agent 1",1,1,1,2,11,"rms_norm_team_f32",2,5000000,6000000,0,0,24,0,128,256,1,1,256,1,1
