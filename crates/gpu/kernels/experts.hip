@@ -152,6 +152,13 @@ KERNEL(route, RouteParams, ROUTE_THREADS) {
 
 KERNEL(sort, RouteParams, SORT_THREADS) { sort_choices(p); }
 
+// Whether the choices are read back from device memory to be sorted. On gfx90a, scalars would spill if they were kept.
+#if defined(GPU_CDNA)
+constexpr bool READS_BACK = true;
+#else
+constexpr bool READS_BACK = false;
+#endif
+
 // Routes and sorts the tokens of a step, each by a wave, in a block with a thread for each expert.
 template <u32 THREADS, u32 MAX_CHOSEN> DEV void route_marked(const RouteParams& p) {
     SHARED(u32, chosen, MAX_CHOSEN);
@@ -159,10 +166,15 @@ template <u32 THREADS, u32 MAX_CHOSEN> DEV void route_marked(const RouteParams& 
     SHARED(u32, starts, THREADS);
     SHARED(Counts, part, THREADS / WARP_SIZE);
     const Marks marks = {words};
+    u32* also = READS_BACK ? nullptr : chosen;
     marks.clear();
     for (u32 token = uniform(wave()); token < p.n_tokens; token += THREADS / WARP_SIZE)
-        route_token<KEEP_KEYS>(p, token, chosen);
-    if (tid() < p.n_tokens) add_shared(p, tid(), chosen);
+        route_token<KEEP_KEYS>(p, token, also);
+    if (tid() < p.n_tokens) add_shared(p, tid(), also);
+    if constexpr (READS_BACK) {
+        barrier();
+        for (u32 i = tid(); i < p.n_tokens * p.n_choices; i += THREADS) chosen[i] = p.experts[i];
+    }
     shared_barrier();
     sort_marked<THREADS>(p, chosen, marks, starts, part);
 }
