@@ -29,3 +29,16 @@ impl Limit {
 
 /// Maximum number of blocks in the second and third dimension of a grid.
 pub(crate) const MAX_GRID: usize = 65_535;
+
+/// Checks that operations support `n` values: they are counted in 32 bits.
+pub fn check_values(n: usize) -> Result<(), Limit> {
+    n_values(n).map(|_| ())
+}
+
+/// Returns a number of values as kernels count them.
+pub(crate) fn n_values(n: usize) -> Result<u32, Limit> {
+    u32::try_from(n).map_err(|_| Limit {
+        wanted: format!("at most {} values in the buffers of a step", u32::MAX),
+        value: n,
+    })
+}

@@ -1,9 +1,9 @@
 //! Elementwise operations, and copies of rows (`kernels/elementwise.hip`).
 
-use super::norm::n_values;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, kernels, layout};
+use crate::limit::n_values;
 use crate::memory::{Address, Slice};
 use crate::operands::Activation;
 use crate::variant::Variant;

@@ -6,11 +6,12 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::gemv::{self, MAX_ROWS, THREADS};
 use super::jobs::{Listed, One, Product, Work};
-use super::norm::{ActsOut, OCTET, acts_out, aligned, checked_len, n_values};
+use super::norm::{ActsOut, OCTET, acts_out, aligned, checked_len};
 use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Table, kernels, layout};
+use crate::limit::n_values;
 use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Acts};
 

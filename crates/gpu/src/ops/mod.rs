@@ -31,6 +31,7 @@ mod step_io;
 mod streams;
 mod tile;
 
+pub use crate::limit::check_values;
 pub use argmax::argmax;
 pub use attention::{
     AttentionScratch, MAX_ANSWER_ROWS, Queries, RowKind, Scores, attends_in_halves, attention,
@@ -57,7 +58,7 @@ pub use linear_layer::{
 };
 pub use mask::{forbid, mask_words};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
-pub use norm::{check_values, layer_norm, quantize, rms_norm, rms_norm_quantize};
+pub use norm::{layer_norm, quantize, rms_norm, rms_norm_quantize};
 pub use own::converts;
 pub use products::{
     ExpertGated, expert_gated_products, expert_products, gated_products, gated_products_quantized,

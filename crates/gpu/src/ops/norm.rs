@@ -7,7 +7,7 @@ use super::half::HalfRows;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{kernels, layout};
-use crate::limit::Limit;
+use crate::limit::n_values;
 use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Activation, Acts};
 use crate::variant::Variant;
@@ -125,18 +125,6 @@ kernels! {
         quantize_gated_q8x32: QuantizeGatedParams,
         quantize_gated_q8x256: QuantizeGatedParams,
     }
-}
-
-/// Checks that operations support `n` values: they are counted in 32 bits.
-pub fn check_values(n: usize) -> Result<(), Limit> {
-    n_values(n).map(|_| ())
-}
-
-pub(super) fn n_values(n: usize) -> Result<u32, Limit> {
-    u32::try_from(n).map_err(|_| Limit {
-        wanted: format!("at most {} values in the buffers of a step", u32::MAX),
-        value: n,
-    })
 }
 
 /// Converts `x` [n_rows, width] to the form of `out`.
