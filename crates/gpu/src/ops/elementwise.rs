@@ -1,11 +1,12 @@
 //! Elementwise operations, and copies of rows (`kernels/elementwise.hip`).
 
+use rocmforge_plan::Activation;
+
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, kernels, layout};
 use crate::limit::n_values;
 use crate::memory::{Address, Slice};
-use crate::operands::Activation;
 use crate::variant::Variant;
 
 /// Threads per block of every kernel here.
