@@ -1,5 +1,5 @@
-// Products of few rows with an F32 matrix of few outputs, as a router's. A step waits for them, and a GEMM would have few
-// blocks, each with a long way along k. Exact products, f32 sums, in an order that does not depend on the number of rows.
+// Few rows times an F32 matrix with few outputs, such as that of a router. A GEMM would have few blocks, each with a long
+// loop along k. Products are exact and sums f32; their order does not depend on the number of rows.
 //
 // A block of 256 threads computes 8 rows by 8 outputs; its lanes divide k. The grid is [blocks of outputs, blocks of rows].
 // Shared memory: 64 floats for each wave.

@@ -45,6 +45,19 @@ fn kernels(gpu: &Gpu, run: impl FnOnce()) -> Vec<&'static str> {
     times.iter().map(|time| time.kernel).collect()
 }
 
+/// Returns whether a product converts activations, and its bits.
+fn multiply(gpu: &Gpu, acts: &Acts<'_>, matrix: &Packed) -> (bool, Vec<u32>) {
+    let out = gpu.alloc::<f32>(acts.n_rows * matrix.n_out).unwrap();
+    let product = Product {
+        matrix: matrix.matrix(),
+        bias: None,
+        mode: OutMode::Store,
+        out: out.as_slice(),
+    };
+    let is_converted = converts(gpu, || ops::products(gpu, acts, &[product]).unwrap());
+    (is_converted, gpu.read(out.as_slice()).unwrap())
+}
+
 /// Asserts that `fill` by either GPU leads to the same codes and the same products, and that only one of the products converts.
 fn check(
     [gpu, apart]: &[Gpu; 2],
@@ -56,20 +69,12 @@ fn check(
     let run = |filled_by: &Gpu| {
         any_order(|| {
             fill(filled_by, acts);
-            let out = gpu.alloc::<f32>(acts.n_rows * matrix.n_out).unwrap();
-            let product = Product {
-                matrix: matrix.matrix(),
-                bias: None,
-                mode: OutMode::Store,
-                out: out.as_slice(),
-            };
-            let is_converted = converts(gpu, || ops::products(gpu, acts, &[product]).unwrap());
+            let (is_converted, bits) = multiply(gpu, acts, matrix);
             assert_eq!(
                 is_converted,
                 filled_by.variants() == apart.variants(),
                 "{what}"
             );
-            let bits = gpu.read(out.as_slice::<u32>()).unwrap();
             [bits, read_codes(gpu, acts)].concat()
         })
     };
@@ -215,6 +220,28 @@ fn sums_of_experts_are_normalized() {
     }
 }
 
+/// Where all steps of answers take the same tiles, single rows and more than a tile's are written so, too.
+#[test]
+fn any_rows_of_answers_are_quantized() {
+    for ty in TYPES {
+        for [gpu, _] in gpus(ty) {
+            let answers = ["rows=answer", "rows=answer,products=codes"]
+                .map(|variants| gpu.with_variants(variants.parse().unwrap()));
+            for n_rows in [3, 40, 64] {
+                let random = &mut Random(8);
+                let matrix = matrix(&gpu, ty, [19, 768], random);
+                let x = rows(&gpu, [n_rows, 768], random);
+                let acts = ActsBuffer::new(&gpu, act_format(ty), 64, 768).unwrap();
+                let what = format!("{} {n_rows} rows", ty.name());
+                let fill = |gpu: &Gpu, to: &Acts<'_>| {
+                    ops::quantize(gpu, x.as_slice(), to).unwrap();
+                };
+                check(&answers, &what, &acts.rows(n_rows), &matrix, &fill);
+            }
+        }
+    }
+}
+
 /// What is written anew is converted anew, also in part.
 #[test]
 fn other_activations_are_converted() {
@@ -225,16 +252,7 @@ fn other_activations_are_converted() {
         let x = gpu.upload(&random.values(n_rows * n_in)).unwrap();
         let buffer = ActsBuffer::new(&gpu, act_format(GgmlType::Q4_K), n_rows, n_in).unwrap();
         let all = buffer.rows(n_rows);
-        let multiply = |acts: &Acts<'_>| {
-            let out = gpu.alloc::<f32>(acts.n_rows * matrix.n_out).unwrap();
-            let product = Product {
-                matrix: matrix.matrix(),
-                bias: None,
-                mode: OutMode::Store,
-                out: out.as_slice(),
-            };
-            converts(&gpu, || ops::products(&gpu, acts, &[product]).unwrap())
-        };
+        let multiply = |acts: &Acts<'_>| multiply(&gpu, acts, &matrix).0;
         ops::quantize(&gpu, x.as_slice(), &all).unwrap();
         assert!(!multiply(&all));
         assert!(multiply(&all.part(0..10)));

@@ -168,10 +168,7 @@ impl<'a> HalfRows<'a> {
     /// RMS norm of rows, each by a block.
     pub(in crate::ops) fn rms_norm(&self, gpu: &Gpu, norm: NormParams) -> Result<(), GpuError> {
         let kernels = &gpu.kernels().half_rows;
-        let kernel = match self.out.form {
-            ActFormat::Q8x32 => &kernels.rms_norm_half_q8x32,
-            _ => &kernels.rms_norm_half_q8x256,
-        };
+        let kernel = self.of_form(&kernels.rms_norm_half_q8x32, &kernels.rms_norm_half_q8x256);
         let params = NormHalfParams {
             norm,
             half: self.half,
@@ -188,10 +185,10 @@ impl<'a> HalfRows<'a> {
         combine_norm: CombineNormParams,
     ) -> Result<(), GpuError> {
         let kernels = &gpu.kernels().half_rows;
-        let kernel = match self.out.form {
-            ActFormat::Q8x32 => &kernels.combine_norm_half_q8x32,
-            _ => &kernels.combine_norm_half_q8x256,
-        };
+        let kernel = self.of_form(
+            &kernels.combine_norm_half_q8x32,
+            &kernels.combine_norm_half_q8x256,
+        );
         let params = CombineHalfParams {
             combine_norm,
             half: self.half,
@@ -218,10 +215,7 @@ impl<'a> HalfRows<'a> {
 
     fn quantize_of(&self, gpu: &Gpu, x: Slice<'_, f32>, tokens: Address) -> Result<(), GpuError> {
         let kernels = &gpu.kernels().half_rows;
-        let kernel = match self.out.form {
-            ActFormat::Q8x32 => &kernels.quantize_half_q8x32,
-            _ => &kernels.quantize_half_q8x256,
-        };
+        let kernel = self.of_form(&kernels.quantize_half_q8x32, &kernels.quantize_half_q8x256);
         let params = QuantizeHalfParams {
             tokens,
             ..self.params(gpu, [x.address(), Address::NULL])
@@ -237,10 +231,7 @@ impl<'a> HalfRows<'a> {
         sides: [Slice<'_, f32>; 2],
     ) -> Result<(), GpuError> {
         let kernels = &gpu.kernels().half_rows;
-        let kernel = match self.out.form {
-            ActFormat::Q8x32 => &kernels.gated_half_q8x32,
-            _ => &kernels.gated_half_q8x256,
-        };
+        let kernel = self.of_form(&kernels.gated_half_q8x32, &kernels.gated_half_q8x256);
         let (numbers, kind) = parameters_of(activation);
         let params = QuantizeHalfParams {
             numbers,
@@ -280,6 +271,14 @@ impl<'a> HalfRows<'a> {
         gpu.launch(kernel, self.grid(), threads, self.shared(), params)?;
         self.remember(gpu);
         Ok(())
+    }
+
+    /// The kernel of the two that makes codes of the activations' form.
+    fn of_form<'k, P>(&self, q8x32: &'k Kernel<P>, q8x256: &'k Kernel<P>) -> &'k Kernel<P> {
+        match self.out.form {
+            ActFormat::Q8x32 => q8x32,
+            _ => q8x256,
+        }
     }
 
     fn grid(&self) -> [u32; 3] {
