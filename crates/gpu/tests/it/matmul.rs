@@ -309,6 +309,25 @@ fn rows_of_any_length() {
     }
 }
 
+/// Returns the bits of the product of some rows.
+fn bits_of(
+    gpu: &Gpu,
+    matrix: &Packed,
+    x: &HostActs,
+    multiply: &dyn Fn(&Acts<'_>, &Product<'_>),
+) -> Vec<u32> {
+    let x = x.upload(gpu);
+    let out = gpu.alloc::<f32>(x.shape[0] * matrix.n_out).unwrap();
+    let product = Product {
+        matrix: matrix.matrix(),
+        bias: None,
+        mode: OutMode::Store,
+        out: out.as_slice(),
+    };
+    multiply(&x.acts(), &product);
+    gpu.read(out.as_slice()).unwrap()
+}
+
 /// The bits of a row depend neither on the other rows of a launch nor on its place among them.
 #[test]
 fn rows_alone_have_the_same_bits() {
@@ -330,16 +349,9 @@ fn rows_alone_have_the_same_bits() {
             let packed = Packed::new(&gpu, ty, n_out, n_in, &problem.file);
             for tiles in TILES {
                 let run = |rows: Range<usize>| {
-                    let x = problem.x.rows(rows.clone()).upload(&gpu);
-                    let out = gpu.alloc::<f32>(rows.len() * n_out).unwrap();
-                    let product = Product {
-                        matrix: packed.matrix(),
-                        bias: None,
-                        mode: OutMode::Store,
-                        out: out.as_slice(),
-                    };
-                    matmul_tiled(&gpu, tiles, &x.acts(), &product).unwrap();
-                    gpu.read(out.as_slice::<u32>()).unwrap()
+                    bits_of(&gpu, &packed, &problem.x.rows(rows), &|x, product| {
+                        matmul_tiled(&gpu, tiles, x, product).unwrap();
+                    })
                 };
                 let all = run(0..ROWS);
                 for rows in [0..9, 21..58, 69..70] {
@@ -378,16 +390,9 @@ fn few_rows_of_f32() {
             case.check(&gpu, &problem, &run);
             let packed = Packed::new(&gpu, case.ty, n_out, n_in, &problem.file);
             let bits = |rows: Range<usize>| {
-                let x = problem.x.rows(rows.clone()).upload(&gpu);
-                let out = gpu.alloc::<f32>(rows.len() * n_out).unwrap();
-                let product = Product {
-                    matrix: packed.matrix(),
-                    bias: None,
-                    mode: OutMode::Store,
-                    out: out.as_slice(),
-                };
-                matmul(&gpu, &x.acts(), &product).unwrap();
-                gpu.read(out.as_slice::<u32>()).unwrap()
+                bits_of(&gpu, &packed, &problem.x.rows(rows), &|x, product| {
+                    matmul(&gpu, x, product).unwrap();
+                })
             };
             let all = bits(0..n_rows);
             for rows in [0..n_rows / 2, n_rows / 3..n_rows] {
