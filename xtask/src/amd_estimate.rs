@@ -11,6 +11,8 @@
 //! fitted. Chips with fewer than [`ENOUGH`] rows are left out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Write as _};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -81,33 +83,48 @@ struct Check {
 
 /// Fits, checks and prints the model.
 pub(crate) fn run() -> Result<()> {
+    match std::io::stdout().write_all(report()?.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Returns what the command prints.
+fn report() -> Result<String> {
+    let mut out = String::new();
     let models = models(MODELS)?;
     let (used, left_out) = enough(rows(ROWS, &models)?);
-    println!("{} rows: {}", used.len(), names(&used));
-    println!(
+    writeln!(out, "{} rows: {}", used.len(), names(&used))?;
+    writeln!(
+        out,
         "{} rows, too few for a chip: {}",
         left_out.len(),
         names(&left_out)
-    );
+    )?;
 
     let (fitted, unseen) = halves(&used);
     let fit = Fit::of(&fitted);
-    println!("\nfitted to {} rows: {fit}", fitted.len());
-    println!("the {} others:", unseen.len());
+    writeln!(out, "\nfitted to {} rows: {fit}", fitted.len())?;
+    writeln!(out, "the {} others:", unseen.len())?;
     for row in &unseen {
         let predicted = fit.tokens_per_s(row);
-        println!(
+        writeln!(
+            out,
             "  {:<14} {:<19} {:<10} {:6.1} tokens/s, model {predicted:6.1}, {:+3.0} %",
             row.card,
             row.model,
             row.ty,
             row.tokens_per_s,
             100.0 * (predicted / row.tokens_per_s - 1.0)
-        );
+        )?;
     }
-    println!("error on them: {}", summary(&mut errors(&fit, &unseen)));
+    writeln!(
+        out,
+        "error on them: {}",
+        summary(&mut errors(&fit, &unseen))
+    )?;
     for (chip, rows) in by_chip(&unseen) {
-        println!("  {chip}: {}", summary(&mut errors(&fit, &rows)));
+        writeln!(out, "  {chip}: {}", summary(&mut errors(&fit, &rows)))?;
     }
 
     let mut medians = Vec::new();
@@ -128,36 +145,44 @@ pub(crate) fn run() -> Result<()> {
             check.ratios.extend(ratios);
         }
     }
-    println!("\n{HALVES} random halves:");
-    println!("  median error: {}", summary(&mut medians));
-    println!("  worst error: {}", summary(&mut worst));
+    writeln!(out, "\n{HALVES} random halves:")?;
+    writeln!(out, "  median error: {}", summary(&mut medians))?;
+    writeln!(out, "  worst error: {}", summary(&mut worst))?;
     for (chip, check) in &mut checks {
-        println!("  worst error of {chip}: {}", summary(&mut check.worst));
+        writeln!(
+            out,
+            "  worst error of {chip}: {}",
+            summary(&mut check.worst)
+        )?;
     }
 
     let fit = Fit::of(&used);
     let (model, ty) = ESTIMATED_FILE;
     let shape = models[&(model.to_string(), ty.to_string())];
-    println!("\nfitted to all {} rows: {fit}", used.len());
-    println!(
+    writeln!(out, "\nfitted to all {} rows: {fit}", used.len())?;
+    writeln!(
+        out,
         "{model} {ty}, {:.2} GB a token, one sequence; the range had nine of ten unseen rows of the chip:",
         shape.bytes / 1e9
-    );
+    )?;
     for name in ESTIMATED {
         let (chip, peak_gb_s) = card(name)?;
         let check = checks.get_mut(chip).context("a chip without rows")?;
         let estimate = fit.speed(chip, peak_gb_s, shape);
         let [low, high] = [0.05, 0.95].map(|share| estimate * quantile(&mut check.ratios, share));
         match quantile(&mut check.worst, 0.5) <= USEFUL {
-            true => println!("  {name:<12} {low:.0} to {high:.0} tokens/s"),
-            false => println!("  {name:<12} no estimate: the worst error is typically above 30 %"),
+            true => writeln!(out, "  {name:<12} {low:.0} to {high:.0} tokens/s")?,
+            false => writeln!(
+                out,
+                "  {name:<12} no estimate: the worst error is typically above 30 %"
+            )?,
         }
         let of_file = |row: &&Row| row.card == name && row.model == model && row.ty == ty;
         if let Some(row) = used.iter().find(of_file) {
-            println!("  {:<12} published: {} tokens/s", "", row.tokens_per_s);
+            writeln!(out, "  {:<12} published: {} tokens/s", "", row.tokens_per_s)?;
         }
     }
-    Ok(())
+    Ok(out)
 }
 
 /// The rows of chips with enough of them, and the others.
