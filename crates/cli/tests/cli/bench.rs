@@ -236,24 +236,14 @@ fn rejects_bad_tests_before_measuring() {
     assert_eq!(run.text(), "");
 }
 
+/// A benchmark of two tests that takes little time.
+const SHORT_BENCH: [&str; 8] = ["bench", "-p", "8", "-n", "2", "-r", "1", "--no-warmup"];
+
 /// Limits that any machine keeps or misses.
 #[test]
 fn missed_targets_have_an_exit_code() {
-    let bench = |target: &str| {
-        let flags = [
-            "bench",
-            "-p",
-            "8",
-            "-n",
-            "2",
-            "-r",
-            "1",
-            "--no-warmup",
-            "-o",
-            "json",
-        ];
-        run(&[&flags[..], &["--target", target]].concat())
-    };
+    let bench =
+        |target: &str| run(&[&SHORT_BENCH[..], &["-o", "json", "--target", target]].concat());
     let met = bench("ttft_ms=1000000000,tokens_s=0.000001").ok();
     assert_eq!(met.json().as_array().unwrap().len(), 2);
     assert!(
@@ -292,22 +282,15 @@ fn missed_memory_has_an_exit_code() {
         return;
     };
     let bench = |target: &str| {
-        let mut command = command(&[
-            "bench",
+        let flags = [
             "--device",
             "hip:0",
             "--gpu-check",
             "never",
-            "-p",
-            "8",
-            "-n",
-            "2",
-            "-r",
-            "1",
-            "--no-warmup",
             "--target",
             target,
-        ]);
+        ];
+        let mut command = command(&[&SHORT_BENCH[..], &flags].concat());
         command.env(VENDORS[0].library(), &library);
         command.env("ROCMFORGE_GPU_IMAGE", &image);
         in_time(command)
