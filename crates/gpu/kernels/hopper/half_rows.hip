@@ -6,15 +6,22 @@
 // quantize_half:     quantize, or quantize_rows without weights.
 // gated_half:        quantize_gated.
 //
-// A block has a row. Its codes are in shared memory at first, since the row's factor follows from all scales.
-// Shared memory: width * (1 + 4 / block + 2 / 16) bytes.
+// A block has a row, or of quantize_half and gated_half a cluster of blocks that have equal parts of it. Codes are in shared
+// memory at first, since the row's factor follows from all scales.
+// Shared memory: a block's number of values * (1 + 4 / block + 2 / 16) bytes.
 #include "activation.h"
 #include "combine.h"
 #include "gemm/half_tile.h"
 #include "hopper/half_acts.h"
 
-// The most threads of quantize_half and gated_half.
+// The most threads of quantize_half and gated_half, and blocks of a row. In the emulator a block shares its memory with none.
 constexpr u32 MAX_THREADS = 1024;
+#if defined(GPU_NV)
+constexpr u32 MAX_CLUSTER = 8;
+#else
+constexpr u32 MAX_CLUSTER = 1;
+#endif
+EXPORT_U32(half_rows_cluster, MAX_CLUSTER)
 
 struct HalfOut {
     // As in HalfParams (gemm/half.h).
@@ -38,34 +45,65 @@ DEV u32 place_of(const HalfOut& half, u32 row) {
     return *place;
 }
 
-// The codes of the block's row.
-template <u32 BLOCK> struct RowCodes {
-    ActsOut here;
+// The blocks of a row meet twice: before one writes to the memory of another, and when all have.
+DEV void arrive_in_cluster([[maybe_unused]] u32 n_blocks) {
+#if defined(GPU_NV)
+    if (n_blocks > 1) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#endif
+}
+DEV void wait_for_cluster([[maybe_unused]] u32 n_blocks) {
+#if defined(GPU_NV)
+    if (n_blocks > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
 
-    DEV_MEMBER static RowCodes of(u8* memory, u32 width) {
-        float* scales = (float*)(memory + width);
-        return {{nullptr, (i8*)memory, scales, (i16*)(scales + width / BLOCK)}};
+// Returns the largest number of the blocks of a cluster, which have arrived once; `v` is the same in all threads of a block.
+DEV u32 cluster_max(u32 v, [[maybe_unused]] u32 n_blocks) {
+#if defined(GPU_NV)
+    if (n_blocks == 1) return v;
+    SHARED(u32, of_blocks, MAX_CLUSTER);
+    wait_for_cluster(n_blocks);
+    if (tid() < n_blocks)
+        asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.u32 [there], %2; }"
+                     :
+                     : "r"(wgmma::shared_address(of_blocks + bid_x() % n_blocks)), "r"(tid()), "r"(v)
+                     : "memory");
+    arrive_in_cluster(n_blocks);
+    wait_for_cluster(n_blocks);
+    for (u32 i = 0; i < n_blocks; i++) v = max_of(v, of_blocks[i]);
+#endif
+    return v;
+}
+
+// The codes of a block's values of a row.
+template <u32 BLOCK> struct RowCodes {
+    // Of `first` and the values after it.
+    ActsOut here;
+    u32 first, n_blocks;
+
+    DEV_MEMBER static RowCodes of(u8* memory, u32 n, u32 first = 0, u32 n_blocks = 1) {
+        float* scales = (float*)(memory + n);
+        return {{nullptr, (i8*)memory, scales, (i16*)(scales + n / BLOCK)}, first, n_blocks};
     }
 
-    // Writes the row to `out` and `half`. All threads of the block must call it after a barrier.
-    DEV_MEMBER void store(const ActsOut& out, const HalfOut& half, u32 row, u32 place, u32 width) const {
+    // Writes values first .. end - 1 of the row to `out` and `half`. All threads of the block must call it after a barrier.
+    DEV_MEMBER void store(const ActsOut& out, const HalfOut& half, u32 row, u32 place, u32 width, u32 end) const {
         u32 largest = 0;
-        for (u32 i = lane(); i < width / BLOCK; i += WARP_SIZE)
+        for (u32 i = lane(); i < (min_of(end, width) - first) / BLOCK; i += WARP_SIZE)
             largest = max_of(largest, bits<u32>(here.scales[i]) & 0x7fffffffu);
-        const float up = up_of_scales(wave_max(largest));
+        const float up = up_of_scales(cluster_max(wave_max(largest), n_blocks));
         if (tid() == 0) half.factors[row] = 1.0f / up;
         const u64 base = (u64)row * width;
         u8* x = half.x + place / 8 * wgmma::OCTET_BYTES + place % 8 * 64;
-        // Rows are padded to whole rounds of the product.
-        for (u32 at = tid() * OCTET; at < div_up(width, 128u) * 128; at += n_waves() * WARP_SIZE * OCTET) {
+        for (u32 at = first + tid() * OCTET; at < end; at += n_waves() * WARP_SIZE * OCTET) {
             u32x4 piece = {};
             if (at < width) {
-                const u32x2 codes = *(const u32x2*)(here.codes + at);
-                const float scale = here.scales[at / BLOCK];
+                const u32x2 codes = *(const u32x2*)(here.codes + at - first);
+                const float scale = here.scales[(at - first) / BLOCK];
                 const u32x2 low = halves_of(codes.v[0], scale * up), high = halves_of(codes.v[1], scale * up);
                 piece = {{low.v[0], low.v[1], high.v[0], high.v[1]}};
                 *(u32x2*)(out.codes + base + at) = codes;
-                if (at % 16 == 0) out.sums[(base + at) / 16] = here.sums[at / 16];
+                if (at % 16 == 0) out.sums[(base + at) / 16] = here.sums[(at - first) / 16];
                 if (at % BLOCK == 0) out.scales[(base + at) / BLOCK] = scale;
             }
             // Of 128 values a lane multiplies 32, in two blocks of 64 values of k, and in each half of a block two products.
@@ -74,6 +112,9 @@ template <u32 BLOCK> struct RowCodes {
         }
     }
 };
+
+// Rows are padded to whole rounds of the product.
+DEV u32 padded(u32 width) { return div_up(width, 128u) * 128; }
 
 // Puts octets in the block's own row.
 template <u32 BLOCK> struct FormHere {
@@ -97,7 +138,7 @@ template <u32 BLOCK> DEV void norm_half(const NormHalfParams& p) {
     norm.out = codes.here;
     norm_row<Rms, FormHere<BLOCK>, BLOCK_THREADS>(norm, row, tid(), part);
     shared_barrier();
-    codes.store(p.norm.out, p.half, row, row, norm.width);
+    codes.store(p.norm.out, p.half, row, row, norm.width, padded(norm.width));
 }
 
 KERNEL_THAT_BEGINS(rms_norm_half_q8x32, NormHalfParams, BLOCK_THREADS) { norm_half<32>(p); }
@@ -118,7 +159,7 @@ template <u32 BLOCK> DEV void combine_half(const CombineHalfParams& p) {
     params.norm.out = codes.here;
     combine_norm<FormHere<BLOCK>>(params);
     shared_barrier();
-    codes.store(out, p.half, bid_x(), bid_x(), width);
+    codes.store(out, p.half, bid_x(), bid_x(), width, padded(width));
 }
 
 KERNEL_THAT_BEGINS(combine_norm_half_q8x32, CombineHalfParams, BLOCK_THREADS) { combine_half<32>(p); }
@@ -137,30 +178,35 @@ struct QuantizeHalfParams {
     u32 aligned;
     float numbers[4];
     ActivationKind kind;
+    // Blocks of a row, and the most values of each: whole blocks of 256.
+    u32 n_blocks;
+    u32 n_values;
     u32 pad;
-    FIELDS(x, up, n_rows, tokens, out, half, width, aligned, numbers, kind, pad)
+    FIELDS(x, up, n_rows, tokens, out, half, width, aligned, numbers, kind, n_blocks, n_values, pad)
 };
 
 template <u32 BLOCK, bool GATED> DEV void quantize_half(const QuantizeHalfParams& p) {
     DYNAMIC_SHARED(u8, memory);
-    const u32 row = bid_x(), width = p.width;
-    if (p.n_rows && row >= uniform(*p.n_rows)) return;
+    arrive_in_cluster(p.n_blocks);
+    const u32 row = bid_x() / p.n_blocks, width = p.width;
+    if (p.n_rows && row >= uniform(*p.n_rows)) return wait_for_cluster(p.n_blocks);
+    const u32 first = min_of(bid_x() % p.n_blocks * p.n_values, width), end = min_of(first + p.n_values, padded(width));
     const u32 place = place_of(p.half, row);
-    const auto codes = RowCodes<BLOCK>::of(memory, width);
+    const auto codes = RowCodes<BLOCK>::of(memory, p.n_values, first, p.n_blocks);
     const u64 from = (u64)(p.tokens ? uniform(p.tokens[row]) : row) * width;
-    for (u32 start = 0; start < width; start += n_waves() * WARP_SIZE * OCTET) {
-        const u32 at = start + tid() * OCTET;
-        Octet x = load_octet(p.x + from, at, width, p.aligned);
+    for (u32 start = first; start < end; start += n_waves() * WARP_SIZE * OCTET) {
+        const u32 at = start + tid() * OCTET, until = min_of(end, width);
+        Octet x = load_octet(p.x + from, at, until, p.aligned);
         if constexpr (GATED) {
-            const Octet up = load_octet(p.up + from, at, width, p.aligned);
+            const Octet up = load_octet(p.up + from, at, until, p.aligned);
 #pragma unroll
             for (u32 i = 0; i < OCTET; i++)
                 x.v[i] = activated(p.kind, p.numbers, x.v[i]) * of_up(p.kind, p.numbers, up.v[i]);
         }
-        FormQ8<BLOCK>::put(codes.here, 0, at, width, p.aligned, x);
+        FormQ8<BLOCK>::put(codes.here, 0, at - first, until - first, p.aligned, x);
     }
     shared_barrier();
-    codes.store(p.out, p.half, row, place, width);
+    codes.store(p.out, p.half, row, place, width, end);
 }
 
 KERNEL(quantize_half_q8x32, QuantizeHalfParams, MAX_THREADS) { quantize_half<32, false>(p); }

@@ -115,8 +115,16 @@ fn few_rows_are_quantized_and_normalized() {
     for ty in TYPES {
         for gpus in gpus(ty) {
             let [gpu, _] = &gpus;
-            // Widths of whole rounds, of one that is not filled, and of more octets than a block has threads.
-            for (n_rows, n_in) in [(9, 768), (32, 1024 + 32), (9, 8448), (11, 16384 + 256)] {
+            // Widths of whole rounds, of one that is not filled, and, of rows that blocks of a GPU divide, with an empty last
+            // part, with a round that is not filled, and of more octets than these have threads.
+            let shapes = [
+                (9, 768),
+                (32, 1024 + 32),
+                (9, 8448),
+                (10, 4096 + 32),
+                (11, 16384 + 256),
+            ];
+            for (n_rows, n_in) in shapes {
                 let n_in = n_in / ty.block_len() * ty.block_len();
                 let random = &mut Random(n_in as u64);
                 let matrix = matrix(gpu, ty, [19, n_in], random);

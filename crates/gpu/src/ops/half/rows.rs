@@ -20,6 +20,12 @@ use crate::variant::Variant;
 /// The most threads of a block.
 const MAX_THREADS: usize = 1024;
 
+/// Rows with more octets than twice this number are divided among blocks of about as many threads.
+const THREADS_OF_SEVERAL: usize = 256;
+
+/// Values that blocks do not divide.
+const UNIT: usize = 256;
+
 /// The most rows: those of a tile of few rows.
 const MAX_ROWS: usize = 32;
 /// The same where all steps of answers take these tiles ([`Variant::RowsAnswer`]).
@@ -77,6 +83,8 @@ struct QuantizeHalfParams {
     aligned: u32,
     numbers: [f32; 4],
     kind: u32,
+    n_blocks: u32,
+    n_values: u32,
     pad: u32,
 }
 
@@ -91,6 +99,8 @@ layout!(QuantizeHalfParams {
     aligned,
     numbers,
     kind,
+    n_blocks,
+    n_values,
     pad
 });
 
@@ -142,7 +152,7 @@ impl<'a> HalfRows<'a> {
             && !is_of_codes(gpu)
             && !takes_codes(gpu, out, routing)
             && fits(gpu, out, routing, memory)
-            && shared_bytes(out) <= MAX_SHARED_BYTES;
+            && shared_bytes(out.form, out.width) <= MAX_SHARED_BYTES;
         if !takes_halves {
             return None;
         }
@@ -218,7 +228,7 @@ impl<'a> HalfRows<'a> {
         let kernel = self.of_form(&kernels.quantize_half_q8x32, &kernels.quantize_half_q8x256);
         let params = QuantizeHalfParams {
             tokens,
-            ..self.params(gpu, [x.address(), Address::NULL])
+            ..self.params(gpu, [x.address(), Address::NULL])?
         };
         self.launch(gpu, kernel, &params)
     }
@@ -236,14 +246,24 @@ impl<'a> HalfRows<'a> {
         let params = QuantizeHalfParams {
             numbers,
             kind,
-            ..self.params(gpu, sides.map(|side| side.address()))
+            ..self.params(gpu, sides.map(|side| side.address()))?
         };
         self.launch(gpu, kernel, &params)
     }
 
-    fn params(&self, gpu: &Gpu, [x, up]: [Address; 2]) -> QuantizeHalfParams {
+    fn params(&self, gpu: &Gpu, [x, up]: [Address; 2]) -> Result<QuantizeHalfParams, GpuError> {
         let n_rows = { self.routing }.map(|routing| routing.n_rows.address());
-        QuantizeHalfParams {
+        let n_octets = self.out.width.div_ceil(OCTET);
+        let most = gpu.constant("half_rows", "half_rows_cluster")? as usize;
+        let n_blocks = match n_octets > 2 * THREADS_OF_SEVERAL {
+            true => n_octets
+                .div_ceil(THREADS_OF_SEVERAL)
+                .next_power_of_two()
+                .min(most),
+            false => 1,
+        };
+        let n_values = self.out.width.div_ceil(n_blocks).next_multiple_of(UNIT);
+        Ok(QuantizeHalfParams {
             x,
             up,
             n_rows: n_rows.unwrap_or(Address::NULL),
@@ -254,21 +274,27 @@ impl<'a> HalfRows<'a> {
             aligned: aligned(gpu, self.out.width, &[x, up]),
             numbers: [0.0; 4],
             kind: 0,
+            n_blocks: n_blocks as u32,
+            n_values: n_values as u32,
             pad: 0,
-        }
+        })
     }
 
-    /// Launches blocks with as many threads as divide the octets of a row evenly.
+    /// Launches blocks with as many threads as divide their octets evenly.
     fn launch(
         &self,
         gpu: &Gpu,
         kernel: &Kernel<QuantizeHalfParams>,
         params: &QuantizeHalfParams,
     ) -> Result<(), GpuError> {
-        let n_octets = self.out.width.div_ceil(OCTET);
+        let n_values = params.n_values as usize;
+        let n_octets = n_values / OCTET;
         let n_rounds = n_octets.div_ceil(MAX_THREADS);
         let threads = n_octets.div_ceil(n_rounds).next_multiple_of(WARP) as u32;
-        gpu.launch(kernel, self.grid(), threads, self.shared(), params)?;
+        let [n_rows, ..] = self.grid();
+        let clusters = ([n_rows * params.n_blocks, 1, 1], params.n_blocks);
+        let shared = shared_bytes(self.out.form, n_values) as u32;
+        gpu.launch_clusters(kernel, clusters, threads, shared, params)?;
         self.remember(gpu);
         Ok(())
     }
@@ -285,8 +311,9 @@ impl<'a> HalfRows<'a> {
         [self.out.n_rows as u32, 1, 1]
     }
 
+    /// Bytes for a whole row.
     fn shared(&self) -> u32 {
-        shared_bytes(&self.out) as u32
+        shared_bytes(self.out.form, self.out.width) as u32
     }
 
     fn remember(&self, gpu: &Gpu) {
@@ -295,8 +322,7 @@ impl<'a> HalfRows<'a> {
     }
 }
 
-/// Bytes of the codes, scales and sums of a row.
-fn shared_bytes(acts: &Acts<'_>) -> usize {
-    let width = acts.width;
-    width + width / acts.form.block_len() * size_of::<f32>() + width / 16 * size_of::<i16>()
+/// Bytes of the codes, scales and sums of `n` values.
+fn shared_bytes(form: ActFormat, n: usize) -> usize {
+    n + n / form.block_len() * size_of::<f32>() + n / 16 * size_of::<i16>()
 }
