@@ -18,6 +18,11 @@ pub fn forge_mini_path() -> PathBuf {
     models().join("forge-mini-Q4_K_M.gguf")
 }
 
+/// Returns the path of a small model with gated delta nets and a layer that predicts further tokens ahead.
+pub fn forge_mtp_path() -> PathBuf {
+    models().join("forge-mtp/forge-mtp-Q6_K.gguf")
+}
+
 /// Opens the embedded model.
 pub fn forge_mini() -> Arc<Gguf> {
     Arc::new(Gguf::open(&forge_mini_path(), LoadMode::Mmap).unwrap())

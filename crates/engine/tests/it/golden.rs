@@ -8,9 +8,11 @@ use crate::common::{
 use rocmforge_engine::EngineConfig;
 use rocmforge_evaluate::perplexity;
 use rocmforge_plan::{KvType, KvTypes};
+use rocmforge_testkit::data::{forge_mini_path, forge_mtp_path};
 use rocmforge_text::tokenizer::EncodeOptions;
 use serde_json::Value;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 const WITH_BOS: EncodeOptions = EncodeOptions {
     add_special: true,
@@ -175,7 +177,7 @@ fn stories_matches_llama_cpp() {
 
 /// Measures the perplexity of `text` under the model at `path`. Returns it with its standard error.
 fn measure(
-    path: &std::path::Path,
+    path: &Path,
     text: &[u8],
     n_ctx: usize,
     max_chunks: Option<usize>,
@@ -247,25 +249,40 @@ fn perplexity_of_forge_mini_matches_llama_cpp(variant: &str) {
     );
 }
 
-test_cases! {
-    perplexity_with_a_coded_cache_matches_f16:
-    q4_k_m("forge-mini-Q4_K_M.gguf"),
-}
-
+/// By llama.cpp (commit 0c1e5709, CPU, flash attention).
 #[test]
 #[ignore = "exhaustive: run by .ci/run --full"]
-fn perplexity_of_an_f16_model_with_a_coded_cache_matches_f16() {
-    perplexity_with_a_coded_cache_matches_f16("forge-mini-F16.gguf");
-}
-
-/// Compares the perplexity with coded caches to that with an F16 cache, within relative bounds. Q8_0 loses almost
-/// nothing, the others a little.
-fn perplexity_with_a_coded_cache_matches_f16(file: &str) {
+fn perplexity_of_forge_mtp_matches_llama_cpp() {
     let Some(folder) = conformance("models") else {
         return;
     };
     let text = std::fs::read(folder.join("heldout.txt")).unwrap();
-    let ppl = |kv_types| measure(&folder.join(file), &text, 512, Some(16), kv_types).0;
+    let got = measure(&forge_mtp_path(), &text, 512, None, KvType::F16.into());
+    check_perplexity("forge-mtp", got, 2.3142, Some(0.03148));
+}
+
+test_cases! {
+    perplexity_with_a_coded_cache_matches_f16:
+    q4_k_m(&forge_mini_path()),
+}
+
+#[test]
+#[ignore = "exhaustive: run by .ci/run --full"]
+fn perplexity_of_other_models_with_a_coded_cache_matches_f16() {
+    perplexity_with_a_coded_cache_matches_f16(&forge_mtp_path());
+    if let Some(folder) = conformance("models") {
+        perplexity_with_a_coded_cache_matches_f16(&folder.join("forge-mini-F16.gguf"));
+    }
+}
+
+/// Compares the perplexity with coded caches to that with an F16 cache, within relative bounds. Q8_0 loses almost
+/// nothing, the others a little.
+fn perplexity_with_a_coded_cache_matches_f16(file: &Path) {
+    let Some(folder) = conformance("models") else {
+        return;
+    };
+    let text = std::fs::read(folder.join("heldout.txt")).unwrap();
+    let ppl = |kv_types| measure(file, &text, 512, Some(16), kv_types).0;
     let half = ppl(KvType::F16.into());
     for (kv_types, bound) in [
         (KvType::Q8_0.into(), 0.005),
@@ -277,7 +294,8 @@ fn perplexity_with_a_coded_cache_matches_f16(file: &str) {
         (apart(KvType::Q8_0, KvType::Q4_0), 0.01),
     ] {
         let coded = ppl(kv_types);
-        check_coded(&format!("{file} {kv_types}"), coded, half, bound);
+        let label = format!("{} {kv_types}", file.display());
+        check_coded(&label, coded, half, bound);
     }
 }
 

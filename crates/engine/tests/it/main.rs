@@ -26,4 +26,5 @@ mod speculation;
 mod states;
 mod step_times;
 mod structured;
+mod trained;
 mod tuning;

@@ -1,0 +1,195 @@
+//! forge-mtp and forge-draft, whose drafts are mostly right because they are trained. Their tokens against those that PyTorch
+//! computes with the same weights (`models/forge-mtp/golden.py`).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use rocmforge_engine::speculate::{DraftLength, Drafter, ModelDrafter, Wanted};
+use rocmforge_engine::{Device, DraftCounts, Engine, EngineConfig, Request, RequestId};
+use rocmforge_gguf::TokenId;
+use rocmforge_model::Model;
+use rocmforge_runtime::RuntimeError;
+use rocmforge_testkit::data::{forge_mini_path, forge_mtp_path};
+
+use crate::common::{ids, load, models, read_json, test_gpu};
+use crate::speculation::{greedy, run};
+
+/// The margin of logits below which rounding may choose another token: weights have 6 bits, activations 8.
+const CLEAR: f64 = 0.5;
+
+fn file(name: &str) -> PathBuf {
+    models().join("forge-mtp").join(name)
+}
+
+/// The drafts of one token, by the number of known tokens.
+type Drafts = Arc<Mutex<BTreeMap<usize, TokenId>>>;
+
+/// Notes what a drafter drafts for the only sequence.
+struct Noting {
+    drafter: ModelDrafter,
+    drafts: Drafts,
+}
+
+impl Drafter for Noting {
+    fn name(&self) -> &'static str {
+        self.drafter.name()
+    }
+
+    fn needs_all(&self) -> bool {
+        self.drafter.needs_all()
+    }
+
+    fn takes_hidden(&self) -> bool {
+        self.drafter.takes_hidden()
+    }
+
+    fn computed(&mut self, request: RequestId, first: usize, hidden: &[f32]) {
+        self.drafter.computed(request, first, hidden);
+    }
+
+    fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
+        self.drafter.draft(wanted)?;
+        for one in wanted {
+            if let Some(&token) = one.draft.first() {
+                let mut drafts = self.drafts.lock().unwrap();
+                drafts.insert(one.tokens.len(), token);
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, request: RequestId) {
+        self.drafter.end(request);
+    }
+}
+
+/// A prompt, and what PyTorch computes after it.
+struct Expected {
+    prompt: Vec<TokenId>,
+    greedy: Vec<TokenId>,
+    /// After each token but the first, what the prediction layer expects when the one before is known.
+    drafts: Vec<TokenId>,
+    /// Margins of the tokens, and of the drafts.
+    margins: [Vec<f64>; 2],
+}
+
+fn expected() -> Vec<Expected> {
+    let golden = read_json(&file("golden.json"));
+    let numbers = |value: &serde_json::Value| -> Vec<f64> {
+        let values = value.as_array().unwrap().iter();
+        values.map(|value| value.as_f64().unwrap()).collect()
+    };
+    let prompts = golden["prompts"].as_array().unwrap().iter();
+    prompts
+        .map(|prompt| Expected {
+            prompt: ids(&prompt["ids"]),
+            greedy: ids(&prompt["greedy"]),
+            drafts: ids(&prompt["drafts"]),
+            margins: ["margins", "draft_margins"].map(|key| numbers(&prompt[key])),
+        })
+        .collect()
+}
+
+fn config(device: Device) -> EngineConfig {
+    EngineConfig {
+        device,
+        n_ctx: Some(256),
+        max_draft: 3,
+        ..EngineConfig::default()
+    }
+}
+
+/// An engine whose drafts, of `n` tokens, are noted.
+fn speculating(model: &Model, n: usize, device: Device, drafts: &Drafts) -> Engine {
+    let config = config(device);
+    let of_drafter = EngineConfig {
+        max_draft: 0,
+        ..config.clone()
+    };
+    let started = rocmforge_runtime::start(&model.drafter().unwrap(), &of_drafter).unwrap();
+    let (n_vocab, width) = (model.config.n_vocab, model.config.n_embd);
+    let drafter = ModelDrafter::of_hidden(started, config.page, n_vocab, width).with_least(0.0);
+    let mut engine = Engine::start(model, None, &config).unwrap();
+    let drafts = Arc::clone(drafts);
+    engine.speculate(Box::new(Noting { drafter, drafts }), DraftLength::Always(n));
+    engine
+}
+
+/// Compares texts and drafts with PyTorch's. Returns the number of drafted tokens, and of right ones.
+fn compare(device: &Device, n: usize) -> DraftCounts {
+    let model = load(&forge_mtp_path()).model;
+    let mut sum = DraftCounts::default();
+    for (at, of) in expected().into_iter().enumerate() {
+        let drafts = Drafts::default();
+        let mut engine = speculating(&model, n, device.clone(), &drafts);
+        let n_answer = match device {
+            Device::Cpu => of.greedy.len(),
+            // Emulated.
+            Device::Gpu(_) => 12,
+        };
+        let traces = run(&mut engine, &[greedy(of.prompt.clone(), n_answer)]);
+        let found: Vec<TokenId> = traces[0].iter().map(|(id, _)| *id).collect();
+        let unclear = of.margins[0].iter().position(|&margin| margin < CLEAR);
+        let n_clear = unclear.unwrap_or(n_answer).min(n_answer);
+        assert!(n_clear > 8, "prompt {at} tells little");
+        assert_eq!(found[..n_clear], of.greedy[..n_clear], "prompt {at}");
+        let drafts = drafts.lock().unwrap();
+        for (&n_known, &token) in drafts.range(..of.prompt.len() + n_clear) {
+            // The first token is not drafted.
+            let i = n_known - of.prompt.len() - 1;
+            if of.margins[1][i] >= CLEAR {
+                assert_eq!(token, of.drafts[i], "prompt {at}, draft {i}");
+            }
+        }
+        assert!(drafts.len() >= n_answer / (n + 2), "{}", drafts.len());
+        sum += engine.stats().drafts;
+        if matches!(device, Device::Gpu(_)) {
+            break;
+        }
+    }
+    sum
+}
+
+/// PyTorch finds 169 of 189 drafts of one token right.
+#[test]
+fn forge_mtp_computes_what_pytorch_does() {
+    for (n, least) in [(1, 0.8), (3, 0.6)] {
+        let counts = compare(&Device::Cpu, n);
+        let share = counts.n_accepted as f64 / counts.n_drafted as f64;
+        assert!(share > least, "drafts of {n}: {counts:?}");
+    }
+}
+
+#[test]
+fn forge_mtp_computes_the_same_on_a_gpu() {
+    if let Some(gpu) = test_gpu() {
+        compare(&Device::Gpu(gpu), 1);
+    }
+}
+
+/// A model of a sixth of forge-mini's size drafts for it.
+#[test]
+fn forge_draft_is_mostly_right() {
+    let mini = load(&forge_mini_path()).model;
+    let draft = load(&file("forge-draft-Q6_K.gguf")).model;
+    let prompts = expected().into_iter().map(|of| of.prompt);
+    let requests: Vec<Request> = prompts.map(|prompt| greedy(prompt, 64)).collect();
+    let config = config(Device::Cpu);
+    let without = run(&mut Engine::start(&mini, None, &config).unwrap(), &requests);
+    let of_drafter = EngineConfig {
+        max_draft: 0,
+        ..config.clone()
+    };
+    let started = rocmforge_runtime::start(&draft, &of_drafter).unwrap();
+    let n_vocab = mini.config.n_vocab;
+    let drafter = ModelDrafter::new(started, config.page, n_vocab, n_vocab);
+    let mut engine = Engine::start(&mini, None, &config).unwrap();
+    engine.speculate(Box::new(drafter), DraftLength::Always(2));
+    assert!(run(&mut engine, &requests) == without);
+    let counts = engine.stats().drafts;
+    assert!(
+        counts.n_drafted > 100 && 2 * counts.n_accepted > counts.n_drafted,
+        "{counts:?}"
+    );
+}
