@@ -1,7 +1,7 @@
 //! The GPU backend: runs the plan on the kernels of `rocmforge-gpu`, through HIP, CUDA or the CPU emulator.
 //!
 //! A step is a sequence of launches. The first copies the step's inputs from the host, the last writes the sampled ids
-//! back. Steps of few rows are recorded as graphs. The next step is queued before the host reads the results of the last.
+//! back. Decode steps are recorded as graphs. The next step is queued before the host reads the results of the last.
 
 mod choices;
 mod compile;

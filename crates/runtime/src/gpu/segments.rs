@@ -27,14 +27,9 @@ pub(crate) struct QueuedStep {
 enum StepKind {
     /// One row per sequence, all with logits, padded to the size of a graph.
     Decode,
-    /// A few rows of one sequence: those that check its drafts, or that a drafter has not read yet.
-    Few,
     /// Any other step.
     Mixed,
 }
-
-/// The most rows of a [`StepKind::Few`]: each number of rows has graphs of its own.
-pub(super) const MAX_FEW_ROWS: usize = 8;
 
 /// What is observed while a segment runs.
 pub(crate) enum Observation<'a> {
@@ -82,7 +77,9 @@ impl GpuBackend {
                 self.launch_observed(segment, queued, batch, (observer, shift))?
             }
             Observation::Times => return Ok(Some(self.launch_timed(segment, shape)?)),
-            Observation::Unobserved if self.has_graph(queued.kind, shape.n_rows) => {
+            Observation::Unobserved
+                if queued.kind == StepKind::Decode && self.has_graph(shape.n_rows) =>
+            {
                 self.launch_graph((segment, batch.step), shape)?
             }
             Observation::Unobserved => self.launch(segment, shape)?,
@@ -90,12 +87,12 @@ impl GpuBackend {
         Ok(None)
     }
 
-    /// Whether steps of this kind and of so many rows run as graphs.
-    fn has_graph(&self, kind: StepKind, n_rows: usize) -> bool {
-        match (kind, self.options.graphs) {
-            (StepKind::Mixed, _) | (_, Graphs::Off) => false,
-            (_, Graphs::On) => true,
-            (kind, Graphs::OfSeveral) => kind == StepKind::Decode && n_rows > 1,
+    /// Whether decode steps of so many rows run as graphs.
+    fn has_graph(&self, n_rows: usize) -> bool {
+        match self.options.graphs {
+            Graphs::On => true,
+            Graphs::OfSeveral => n_rows > 1,
+            Graphs::Off => false,
         }
     }
 
@@ -119,18 +116,12 @@ impl GpuBackend {
                 (shape, StepKind::Decode)
             }
             false => {
+                let n_to_heads = self.n_to_heads(batch);
                 let shape = StepShape {
-                    n_to_heads: self.n_to_heads(batch),
+                    n_to_heads,
                     ..StepShape::of(batch, chooser)
                 };
-                let is_few = shape.n_seqs == 1
-                    && n <= MAX_FEW_ROWS
-                    && (shape.n_logits == n || shape.n_logits == 1)
-                    && shape.n_to_heads == 0;
-                match is_few {
-                    true => (shape.of_any_length(), StepKind::Few),
-                    false => (shape, StepKind::Mixed),
-                }
+                (shape, StepKind::Mixed)
             }
         }
     }

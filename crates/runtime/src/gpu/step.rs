@@ -99,14 +99,6 @@ impl StepShape {
             n_to_heads: 0,
         }
     }
-
-    /// Returns the shape of such steps of sequences of any length, as those of a graph are.
-    pub(crate) fn of_any_length(self) -> StepShape {
-        StepShape {
-            longest: usize::MAX,
-            ..self
-        }
-    }
 }
 
 /// An input token of a step.

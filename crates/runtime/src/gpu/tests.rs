@@ -9,7 +9,6 @@ use rocmforge_testkit::models as synth;
 use std::sync::Mutex;
 
 use super::choices::tests::gpu;
-use super::segments::MAX_FEW_ROWS;
 use super::*;
 use crate::check::FirstUse;
 use crate::config::EngineConfig;
@@ -109,55 +108,6 @@ fn client_row(row: usize, index: u64) -> Want {
         logprobs: [None, Some(20), Some(0)][row],
         mask: None,
     })
-}
-
-/// Steps that check drafts, and those of a drafter that reads a few tokens, have one graph for sequences of any length.
-#[test]
-fn few_rows_of_a_sequence_are_a_graph() {
-    let Some(gpu) = gpu() else { return };
-    let writer = synth::model("llama", GgmlType::F32).unwrap().unwrap();
-    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
-    let model = Model::load(Arc::new(gguf)).unwrap();
-    const N_ROWS: usize = 3;
-    let step = |number: u64, n_rows: usize, n_logits: usize| {
-        let first = number as usize * N_ROWS;
-        let positions = first as u32..(first + n_rows) as u32;
-        Batch {
-            step: number,
-            tokens: positions.clone().map(|i| InputToken::Id(10 + i)).collect(),
-            positions: positions.clone().collect(),
-            slots: positions.collect(),
-            seqs: vec![BatchSeq {
-                first_row: 0,
-                n_rows,
-                first_pos: first,
-                block_table: vec![0, 1, 2, 3].into(),
-                state: None,
-            }],
-            logits: (n_rows - n_logits..n_rows)
-                .map(|row| LogitsRow {
-                    row,
-                    want: Want::Logits,
-                })
-                .collect(),
-            ..Batch::default()
-        }
-    };
-    for n_logits in [N_ROWS, 1] {
-        let [mut launched, mut replayed] = [Graphs::Off, Graphs::On]
-            .map(|graphs| backend_of(&gpu, &model, (graphs, [4 * PAGE, 2 * PAGE])));
-        for number in 0..5 {
-            let [launched, replayed] = [&mut launched, &mut replayed]
-                .map(|backend| run(backend, step(number, N_ROWS, n_logits)));
-            assert_eq!(replayed, launched, "step {number}");
-        }
-        assert!(launched.graphs.is_empty());
-        let graphs: Vec<_> = replayed.graphs.values().map(Option::is_some).collect();
-        assert_eq!(graphs, [true], "{n_logits} rows of logits");
-        // Those of a prompt are launched.
-        run(&mut replayed, step(5, MAX_FEW_ROWS + 1, 1));
-        assert_eq!(replayed.graphs.len(), 1);
-    }
 }
 
 /// Steps that are timed before service leave nothing behind.
