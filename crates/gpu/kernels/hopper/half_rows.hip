@@ -6,8 +6,8 @@
 // quantize_half:     quantize, or quantize_rows without weights.
 // gated_half:        quantize_gated.
 //
-// A block has a row, or of quantize_half and gated_half a cluster of blocks that have equal parts of it. Codes are in shared
-// memory at first, since the row's factor follows from all scales.
+// A block has a row. Of a wide one that is not of an expert, quantize_half and gated_half give equal parts to the blocks of a
+// cluster. Codes are in shared memory at first, since the row's factor follows from all scales.
 // Shared memory: a block's number of values * (1 + 4 / block + 2 / 16) bytes.
 #include "activation.h"
 #include "combine.h"
@@ -178,7 +178,7 @@ struct QuantizeHalfParams {
     u32 aligned;
     float numbers[4];
     ActivationKind kind;
-    // Blocks of a row, and the most values of each: whole blocks of 256.
+    // Blocks of a row, one if the rows are of experts, and the most values of each: whole blocks of 256.
     u32 n_blocks;
     u32 n_values;
     u32 pad;
@@ -187,9 +187,9 @@ struct QuantizeHalfParams {
 
 template <u32 BLOCK, bool GATED> DEV void quantize_half(const QuantizeHalfParams& p) {
     DYNAMIC_SHARED(u8, memory);
-    arrive_in_cluster(p.n_blocks);
     const u32 row = bid_x() / p.n_blocks, width = p.width;
-    if (p.n_rows && row >= uniform(*p.n_rows)) return wait_for_cluster(p.n_blocks);
+    if (p.n_rows && row >= uniform(*p.n_rows)) return;
+    arrive_in_cluster(p.n_blocks);
     const u32 first = min_of(bid_x() % p.n_blocks * p.n_values, width), end = min_of(first + p.n_values, padded(width));
     const u32 place = place_of(p.half, row);
     const auto codes = RowCodes<BLOCK>::of(memory, p.n_values, first, p.n_blocks);

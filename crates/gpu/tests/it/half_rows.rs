@@ -115,12 +115,14 @@ fn few_rows_are_quantized_and_normalized() {
     for ty in TYPES {
         for gpus in gpus(ty) {
             let [gpu, _] = &gpus;
-            // Widths of whole rounds, of one that is not filled, and, of rows that blocks of a GPU divide, with an empty last
-            // part, with a round that is not filled, and of more octets than these have threads.
+            // Widths of whole rounds and of one that is not filled. Of rows that several blocks of a GPU divide: with an empty
+            // last part, whole rounds or not; with a round that is not filled; and, for an emulated GPU, of more octets than a
+            // block has threads.
             let shapes = [
                 (9, 768),
                 (32, 1024 + 32),
                 (9, 8448),
+                (9, 8448 + 32),
                 (10, 4096 + 32),
                 (11, 16384 + 256),
             ];

@@ -255,7 +255,7 @@ impl<'a> HalfRows<'a> {
         let n_rows = { self.routing }.map(|routing| routing.n_rows.address());
         let n_octets = self.out.width.div_ceil(OCTET);
         let most = gpu.constant("half_rows", "half_rows_cluster")? as usize;
-        let n_blocks = match n_octets > 2 * THREADS_OF_SEVERAL {
+        let n_blocks = match self.routing.is_none() && n_octets > 2 * THREADS_OF_SEVERAL {
             true => n_octets
                 .div_ceil(THREADS_OF_SEVERAL)
                 .next_power_of_two()
