@@ -3,8 +3,8 @@
 
 Usage: text.py ROCMFORGE SECONDS OUT.npy
 
-Starts `rocmforge serve` and asks it for texts of LENGTH tokens until the time is over. OUT.npy is an array
-of token ids, a text in each row.
+Starts `rocmforge serve` and asks it for texts of LENGTH tokens until the time is over. OUT.npy is an array of token ids, a
+text in each row.
 """
 
 import http.client
@@ -30,12 +30,12 @@ def main():
     url = json.loads(server.stdout.readline())["url"]
     host, port = url.removeprefix("http://").rsplit(":", 1)
     until = time.monotonic() + seconds
-    texts = []
+    texts, errors = [], []
 
     def ask(client):
         connection = http.client.HTTPConnection(host, int(port), timeout=300)
         seed = client
-        while time.monotonic() < until:
+        while time.monotonic() < until and not errors:
             text = [END_OF_TEXT]
             while len(text) < LENGTH:
                 request = {"prompt": text, "n_predict": LENGTH - len(text), "return_tokens": True, "seed": seed, **SAMPLING}
@@ -43,11 +43,12 @@ def main():
                 response = connection.getresponse()
                 answer = json.loads(response.read())
                 if response.status != 200:
-                    raise SystemExit(f"the server answers {answer}")
+                    errors.append(answer)
+                    return
                 text += answer["tokens"]
                 if answer["stop_type"] == "eos":
                     # The token that ends an answer is not among its tokens.
-                    in_turn = START_OF_TURN in text and END_OF_TURN not in text[-text[::-1].index(START_OF_TURN) :]
+                    in_turn = START_OF_TURN in answer["tokens"]
                     text.append(END_OF_TURN if in_turn else END_OF_TEXT)
                 seed += N_CLIENTS
             texts.append(text)
@@ -59,6 +60,8 @@ def main():
         client.join()
     server.terminate()
     server.wait()
+    if errors:
+        raise SystemExit(f"the server answers {errors[0]}")
     np.save(out, np.array(texts, np.int16))
     print(f"{len(texts)} texts of {LENGTH} tokens in {seconds:.0f} s")
 

@@ -10,6 +10,7 @@ use rocmforge_engine::{Device, DraftCounts, Engine, EngineConfig, Request, Reque
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_runtime::RuntimeError;
+use rocmforge_runtime::gpu::DeviceId;
 use rocmforge_testkit::data::{forge_mini_path, forge_mtp_path};
 
 use crate::common::{ids, load, models, read_json, test_gpu};
@@ -22,7 +23,10 @@ fn file(name: &str) -> PathBuf {
     models().join("forge-mtp").join(name)
 }
 
-/// The drafts of one token, by the number of known tokens.
+/// The number of prompts, and of tokens after each.
+const ALL: [usize; 2] = [3, 64];
+
+/// The first tokens of drafts, by the number of known tokens.
 type Drafts = Arc<Mutex<BTreeMap<usize, TokenId>>>;
 
 /// Notes what a drafter drafts for the only sequence.
@@ -116,36 +120,35 @@ fn speculating(model: &Model, n: usize, device: Device, drafts: &Drafts) -> Engi
     engine
 }
 
-/// Compares texts and drafts with PyTorch's. Returns the number of drafted tokens, and of right ones.
-fn compare(device: &Device, n: usize) -> DraftCounts {
+/// Compares texts and drafts with PyTorch's. After a token that rounding may change, the text goes on from PyTorch's. Returns how
+/// many tokens were drafted and how many of them were right.
+fn compare(device: &Device, n: usize, [n_prompts, n_answer]: [usize; 2]) -> DraftCounts {
     let model = load(&forge_mtp_path()).model;
     let mut sum = DraftCounts::default();
-    for (at, of) in expected().into_iter().enumerate() {
-        let drafts = Drafts::default();
-        let mut engine = speculating(&model, n, device.clone(), &drafts);
-        let n_answer = match device {
-            Device::Cpu => of.greedy.len(),
-            // Emulated.
-            Device::Gpu(_) => 12,
-        };
-        let traces = run(&mut engine, &[greedy(of.prompt.clone(), n_answer)]);
-        let found: Vec<TokenId> = traces[0].iter().map(|(id, _)| *id).collect();
-        let unclear = of.margins[0].iter().position(|&margin| margin < CLEAR);
-        let n_clear = unclear.unwrap_or(n_answer).min(n_answer);
-        assert!(n_clear > 8, "prompt {at} tells little");
-        assert_eq!(found[..n_clear], of.greedy[..n_clear], "prompt {at}");
-        let drafts = drafts.lock().unwrap();
-        for (&n_known, &token) in drafts.range(..of.prompt.len() + n_clear) {
-            // The first token is not drafted.
-            let i = n_known - of.prompt.len() - 1;
-            if of.margins[1][i] >= CLEAR {
-                assert_eq!(token, of.drafts[i], "prompt {at}, draft {i}");
+    for (at, of) in expected().into_iter().take(n_prompts).enumerate() {
+        let mut from = 0;
+        while from < n_answer {
+            let prompt = [&of.prompt[..], &of.greedy[..from]].concat();
+            let n_prompt = prompt.len();
+            let drafts = Drafts::default();
+            let mut engine = speculating(&model, n, device.clone(), &drafts);
+            let traces = run(&mut engine, &[greedy(prompt, n_answer - from)]);
+            let found = traces[0].iter().map(|(id, _)| *id);
+            let unclear = of.margins[0][from..n_answer]
+                .iter()
+                .position(|&margin| margin < CLEAR);
+            let end = unclear.map_or(n_answer, |n_clear| from + n_clear);
+            let found: Vec<TokenId> = found.take(end - from).collect();
+            assert_eq!(found, of.greedy[from..end], "prompt {at} from {from}");
+            for (&n_known, &token) in drafts.lock().unwrap().range(..n_prompt + end - from) {
+                // The first token is not drafted.
+                let i = n_known - of.prompt.len() - 1;
+                if of.margins[1][i] >= CLEAR {
+                    assert_eq!(token, of.drafts[i], "prompt {at}, draft {i}");
+                }
             }
-        }
-        assert!(drafts.len() >= n_answer / (n + 2), "{}", drafts.len());
-        sum += engine.stats().drafts;
-        if matches!(device, Device::Gpu(_)) {
-            break;
+            sum += engine.stats().drafts;
+            from = end + 1;
         }
     }
     sum
@@ -155,7 +158,7 @@ fn compare(device: &Device, n: usize) -> DraftCounts {
 #[test]
 fn forge_mtp_computes_what_pytorch_does() {
     for (n, least) in [(1, 0.8), (3, 0.6)] {
-        let counts = compare(&Device::Cpu, n);
+        let counts = compare(&Device::Cpu, n, ALL);
         let share = counts.n_accepted as f64 / counts.n_drafted as f64;
         assert!(share > least, "drafts of {n}: {counts:?}");
     }
@@ -164,7 +167,12 @@ fn forge_mtp_computes_what_pytorch_does() {
 #[test]
 fn forge_mtp_computes_the_same_on_a_gpu() {
     if let Some(gpu) = test_gpu() {
-        compare(&Device::Gpu(gpu), 1);
+        // Emulated GPUs are slow.
+        let extent = match gpu.id {
+            Some(DeviceId::Host(_)) => [1, 6],
+            _ => ALL,
+        };
+        compare(&Device::Gpu(gpu), 1, extent);
     }
 }
 
