@@ -164,6 +164,7 @@ impl Asked {
             settings: generation.settings(),
             with_tokens,
             with_probs: n_probs > 0,
+            ends_at_eog: !generation.ignores_eos(),
             wanted,
             ended: vec![Ended::default(); n_answers],
         };
@@ -193,6 +194,8 @@ struct Answers {
     settings: Value,
     with_tokens: bool,
     with_probs: bool,
+    /// Whether a token of end-of-generation ends an answer. It is not among its tokens then.
+    ends_at_eog: bool,
     wanted: Vec<String>,
     ended: Vec<Ended>,
 }
@@ -207,16 +210,16 @@ struct Ended {
 impl Answers {
     fn piece(&self, index: usize, text: &str, tokens: &[Token]) -> Value {
         let tokenizer = &self.model.tokenizer;
-        let ids = tokens.iter().map(|token| token.id);
+        let ends = |token: &Token| self.ends_at_eog && tokenizer.is_eog(token.id);
+        let shown = || tokens.iter().filter(|token| !ends(token));
         let ids: Vec<TokenId> = match self.with_tokens {
-            true => ids.filter(|&id| !tokenizer.is_eog(id)).collect(),
+            true => shown().map(|token| token.id).collect(),
             false => Vec::new(),
         };
         let mut piece = json!({ "index": index, "content": text, "tokens": ids, "stop": false });
         if self.with_probs {
-            let shown = tokens.iter().filter(|token| !tokenizer.is_eog(token.id));
             let of_token = |token| of_token(tokenizer, token);
-            piece["completion_probabilities"] = shown.map(of_token).collect();
+            piece["completion_probabilities"] = shown().map(of_token).collect();
         }
         piece
     }

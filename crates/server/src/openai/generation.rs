@@ -114,6 +114,11 @@ impl Generation {
         }
     }
 
+    /// Whether answers go on after tokens of end-of-generation.
+    pub(crate) fn ignores_eos(&self) -> bool {
+        self.ignore_eos
+    }
+
     /// Returns the stop strings, in the order in which [`StopCause`](rocmforge_engine::StopCause) counts them.
     pub(crate) fn stops(&self) -> &[String] {
         &self.stop

@@ -246,7 +246,10 @@ fn answers_say_how_they_were_made() {
     assert_eq!(server.post("/completion", &body).ok(), expected);
 
     let full = server
-        .post("/completion", &json!({"prompt": "a", "ignore_eos": true}))
+        .post(
+            "/completion",
+            &json!({"prompt": "a", "ignore_eos": true, "return_tokens": true}),
+        )
         .ok();
     assert_eq!(
         (&full["truncated"], &full["stop_type"]),
@@ -254,6 +257,9 @@ fn answers_say_how_they_were_made() {
     );
     let text = full["content"].as_str().unwrap();
     assert_eq!(full["has_new_line"], text.contains('\n'));
+    // Among them are some that would have ended the answer.
+    let n_tokens = full["tokens"].as_array().unwrap().len();
+    assert_eq!(full["tokens_predicted"], n_tokens);
     assert_eq!(whole["truncated"], false);
 }
 
