@@ -2,9 +2,9 @@
 //!
 //! The files are documented in the kernel's amdgpu documentation ("GPU Power/Thermal Controls and Monitoring", "Memory
 //! Domains and Information"): `gpu_busy_percent`, `mem_info_vram_used` and `mem_info_vram_total` below `card*/device`,
-//! `power1_average` (microwatts; newer chips have `power1_input`), `temp1_input` (thousandths of a degree, at the edge; Instinct
-//! MI300 and newer have only `temp2_input`, of the hot spot) and `freq1_input` (hertz) below its `hwmon/hwmon*`; `gpu_metrics`, a struct of `kgd_pp_interface.h`, for the limits of its
-//! clock.
+//! `power1_average` (microwatts; newer chips have `power1_input`), `temp1_input` (thousandths of a degree, at the edge;
+//! Instinct MI300 and newer have only `temp2_input`, of the hot spot) and `freq1_input` (hertz) below its `hwmon/hwmon*`;
+//! `gpu_metrics`, a struct of `kgd_pp_interface.h`, for the limits of its clock.
 
 use std::fs::{self, File};
 use std::io::Read as _;
