@@ -63,6 +63,8 @@ def write(path, arch, name, source, n_layers, weights):
 
 
 def main():
+    if len(sys.argv) != 4:
+        raise SystemExit(__doc__)
     mini, weights, out = sys.argv[1:]
     source = gguf.GGUFReader(mini)
     load = lambda *names: {k: v for name in names for k, v in np.load(f"{weights}/{name}.npz").items()}

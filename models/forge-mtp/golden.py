@@ -37,6 +37,8 @@ def load(path):
 
 @torch.no_grad()
 def main():
+    if len(sys.argv) != 4:
+        raise SystemExit(__doc__)
     path, given, out = sys.argv[1:]
     model = load(path)
     with open(given) as file:

@@ -31,15 +31,19 @@ def ask(method, path, body=None):
     return response.status, response.read()
 
 
+def is_ready():
+    try:
+        return ask("GET", "/health")[0] == 200
+    except OSError:
+        return False
+
+
 def wait(server):
-    while server.poll() is None:
-        try:
-            if ask("GET", "/health")[0] == 200:
-                return
-        except OSError:
-            pass
+    until = time.monotonic() + 60
+    while not is_ready():
+        if server.poll() is not None or time.monotonic() > until:
+            raise SystemExit("the server did not start")
         time.sleep(0.1)
-    raise SystemExit("the server ended")
 
 
 def measure(prompts, sampling):
@@ -62,9 +66,13 @@ def measure(prompts, sampling):
 
 
 def main():
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
     command = sys.argv[2:]
     with open(sys.argv[1]) as file:
         prompts = json.load(file)
+    if is_ready():
+        raise SystemExit(f"another server has port {PORT}: stop it first")
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait(server)

@@ -24,6 +24,8 @@ SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def main():
+    if len(sys.argv) != 4:
+        raise SystemExit(__doc__)
     binary, seconds, out = sys.argv[1], float(sys.argv[2]), sys.argv[3]
     command = [binary, "serve", "--port", "0", "--json", "--ctx", "1024", "--max-seqs", "64"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE)

@@ -282,6 +282,8 @@ def save(path, weights):
 
 
 def main():
+    if len(sys.argv) != 4:
+        raise SystemExit(__doc__)
     path, seconds, out = sys.argv[1], float(sys.argv[2]), sys.argv[3]
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
