@@ -94,9 +94,13 @@ pub fn run(part: Part, limit: Duration, report: &mut Report) -> Result<Findings>
         (true, false) => format!("the process of this check ended: {status}"),
         (false, _) => format!("no answer within {} s", limit.as_secs()),
     };
-    let mut check = Check::new(at, Status::Failed, failure).advice(
-        "look at sudo dmesg; use another --device, and report it with the output of rocmforge doctor --bundle doctor.tar",
-    );
+    let first = match ended {
+        true => "look at sudo dmesg",
+        false => "give it more time with --limit; if that does not help, look at sudo dmesg",
+    };
+    let mut check = Check::new(at, Status::Failed, failure).advice(format!(
+        "{first}; use another --device, and report it with the output of rocmforge doctor --bundle doctor.tar"
+    ));
     check.is_fatal = part == Part::Cpu;
     report.add(check);
     Ok(findings)
