@@ -151,6 +151,7 @@ fn compare(device: &Device, n: usize, [n_prompts, n_answer]: [usize; 2]) -> Draf
             from = end + 1;
         }
     }
+    assert!(sum.n_drafted > 0);
     sum
 }
 
