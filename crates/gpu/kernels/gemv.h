@@ -52,16 +52,17 @@ struct FirstRows {
 
 // Adds the products of one chunk of each of ROWS rows with the same chunk of N activation rows. `x_row[n]` is the index
 // of an activation row.
-template <typename T, u32 ROWS, u32 N, typename Some>
+template <typename T, bool ONE_LOAD, u32 ROWS, u32 N, typename Some>
 DEV void add_products(const Job& job, const T* w, const u32* x_row, u32 n_in, u32 chunk, bool valid, Some some,
                       float (&acc)[ROWS][N]) {
     constexpr u32 N_GROUPS = 32 / T::GROUP;
     constexpr bool SUMS = T::OFFSET != 0 || T::HAS_MIN;
-    // Of many rows, addresses are computed where they are used. clang 22 would keep those of all rows in registers
-    // across the loop, for which ptxas moves loads down to their first use, and spills. All rows are 8 at most: offsets
-    // of 32 bits suffice. On sm_80 it is the other way round: Q4_K spills with this, and nothing without.
+    // Of many rows, addresses are computed where they are used, and where few registers are left (ONE_LOAD). clang 22
+    // would keep those of all rows in registers across the loop, for which ptxas moves loads down to their first use,
+    // and spills. All rows are 8 at most: offsets of 32 bits suffice. On sm_80 it is the other way round: Q4_K spills
+    // with this, and nothing without.
 #if defined(GPU_NVIDIA) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
-    constexpr bool MANY = N > 4 && __is_same(Some, AllRows);
+    constexpr bool MANY = (N > 4 || (N > 1 && ONE_LOAD)) && __is_same(Some, AllRows);
 #else
     constexpr bool MANY = false;
 #endif
@@ -142,13 +143,15 @@ DEV void add_float_products(const Job& job, const T* w, const u32* x_row, u32 n_
     }
 }
 
+// How many chunks of each row a lane has in flight. Of more, some would be past the end of short rows. Those of F32 are many.
+template <typename T, u32 ROWS, u32 N>
+constexpr u32 USUAL_LOADS = N > 4 || (ROWS == 2 && N == 1 && !T::FLOAT) ? 1 : T::CHUNK == 4 && ROWS * N == 1 ? 4 : 2;
+
 // Adds this lane's part of the products of the rows: chunk first + lane, then every `step` chunks.
-template <typename T, bool ALIGNED, u32 ROWS, u32 N, typename Some, typename Then>
+template <typename T, bool ALIGNED, u32 MOST, u32 ROWS, u32 N, typename Some, typename Then>
 DEV void dot_rows(const Job& job, const Block<T, Planes>* rows, const u32* x_row, u32 n_in, u32 first, u32 step,
                   Some some, Then then, float (&acc)[ROWS][N]) {
-    // Of more chunks in flight, some would be past the end of short rows. Those of F32 are many.
-    constexpr u32 MOST = T::CHUNK == 4 && ROWS == 1 && N == 1 ? 4 : 2;
-    constexpr u32 LOADS = !ALIGNED || N > 4 || (ROWS == 2 && N == 1 && !T::FLOAT) ? 1 : MOST;
+    constexpr u32 LOADS = ALIGNED ? MOST : 1;
     u32 n = div_up(n_in, T::CHUNK);
     for (u32 base = first; base < n; base += step * LOADS) {
         T w[LOADS][ROWS];
@@ -166,7 +169,7 @@ DEV void dot_rows(const Job& job, const Block<T, Planes>* rows, const u32* x_row
             bool valid = chunk < n;
             chunk = min_of(chunk, n - 1);
             if constexpr (T::FLOAT) add_float_products<T, ALIGNED>(job, w[u], x_row, n_in, chunk, valid, some, acc);
-            else add_products(job, w[u], x_row, n_in, chunk, valid, some, acc);
+            else add_products<T, MOST == 1>(job, w[u], x_row, n_in, chunk, valid, some, acc);
         }
     }
 }
@@ -224,14 +227,16 @@ template <u32 ROWS, u32 N> DEV void put_sums(float* to, const float (&acc)[ROWS]
         }
 }
 
-// Computes the products of up to N rows of activations with the weight rows of the block's waves.
-template <u32 ROWS, u32 N, bool IN_TURNS, typename Some, typename Then = HasBegun>
+// Computes the products of up to N rows of activations with the weight rows of the block's waves. Gated, the first half of
+// a wave's ROWS rows are of the gate, and the others the same rows of up.
+template <u32 ROWS, u32 N, bool IN_TURNS, u32 LOADS, typename Some, typename Then = HasBegun>
 DEV void compute(const Job& job, Some some, Then then = {}) {
     SHARED(float, part, N_WAVES * (IN_TURNS ? N_WAVES : 1) * ROWS * N);
-    const bool gated = ROWS == 2 && job.gated;
+    constexpr u32 PAIRS = ROWS > 1 ? ROWS / 2 : 1;
+    const bool gated = ROWS > 1 && job.gated;
     // Groups of waves that share rows of w, or pairs of rows of gate and up.
     const u32 turns_log = IN_TURNS ? job.turns_log : 0, waves_log = job.split_log - turns_log;
-    u32 n_groups = N_WAVES >> waves_log, per_group = gated ? 1 : ROWS;
+    u32 n_groups = N_WAVES >> waves_log, per_group = gated ? PAIRS : ROWS;
     u32 first_row = job.block * n_groups * per_group;
     u32 w = uniform(wave());
     u32 first_of_wave = first_row + (w >> waves_log) * per_group;
@@ -240,8 +245,8 @@ DEV void compute(const Job& job, Some some, Then then = {}) {
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
         Weights from = job.w;
-        if (r == 1 && gated) from.data = (u8*)job.up;
-        u32 row = gated ? first_of_wave : first_of_wave + r;
+        if (r >= PAIRS && gated) from.data = (u8*)job.up;
+        u32 row = first_of_wave + (gated && r >= PAIRS ? r - PAIRS : r);
         rows[r] = Block<FORMAT, Planes>::of(from, min_of(row, from.n_out - 1));
     }
     u32 x_row[N];
@@ -260,9 +265,9 @@ DEV void compute(const Job& job, Some some, Then then = {}) {
             for (u32 n = 0; n < N; n++) acc[r][n] = 0.0f;
         u32 first = (virtual_wave & ((1u << job.split_log) - 1)) * WARP_SIZE;
         if (!FORMAT::FLOAT || job.w.n_in % FORMAT::CHUNK == 0)
-            dot_rows<FORMAT, true>(job, rows, x_row, job.w.n_in, first, step, some, then, acc);
+            dot_rows<FORMAT, true, LOADS>(job, rows, x_row, job.w.n_in, first, step, some, then, acc);
         else if constexpr (FORMAT::FLOAT)
-            dot_rows<FORMAT, false>(job, rows, x_row, job.w.n_in, first, step, some, then, acc);
+            dot_rows<FORMAT, false, LOADS>(job, rows, x_row, job.w.n_in, first, step, some, then, acc);
 
         put_sums(part + virtual_wave * ROWS * N, acc);
     }
@@ -276,8 +281,8 @@ DEV void compute(const Job& job, Some some, Then then = {}) {
     float value[2] = {0.0f, 0.0f};
     for (u32 k = 0; k < 1u << job.split_log; k++) {
         const float* of_wave = part + ((group << job.split_log) + k) * ROWS * N;
-        if (gated) value[0] += of_wave[n], value[1] += of_wave[N + n];
-        else value[0] += of_wave[at % per_group * N + n];
+        value[0] += of_wave[at % per_group * N + n];
+        if (gated) value[1] += of_wave[(PAIRS + at % per_group) * N + n];
     }
     value[0] *= job.scale;
     if (job.bias) value[0] += job.bias[row];
@@ -294,13 +299,13 @@ DEV void compute(const Job& job, Some some, Then then = {}) {
 }
 
 // Products in the parameters.
-template <u32 ROWS, u32 N, bool IN_TURNS = false> DEV void gemv(const Few& p) {
-    const Job job = job_of<ROWS == 2>(p, bid_x());
+template <u32 ROWS, u32 N, bool IN_TURNS = false, u32 LOADS = USUAL_LOADS<FORMAT, ROWS, N>> DEV void gemv(const Few& p) {
+    const Job job = job_of<(ROWS > 1)>(p, bid_x());
     if constexpr (IN_TURNS) {
         begin();
-        compute<ROWS, N, true>(job, AllRows{});
+        compute<ROWS, N, true, LOADS>(job, AllRows{});
     } else {
-        compute<ROWS, N, false>(job, AllRows{}, BeginNow{});
+        compute<ROWS, N, false, LOADS>(job, AllRows{}, BeginNow{});
     }
 }
 
@@ -337,8 +342,9 @@ template <u32 ROWS, u32 N> DEV void gemv_tiled(const Few& p) {
     Job job = job_of_tile<ROWS>(p, tile);
     skip_values<FORMAT>(job, (u64)tile.first_row * job.w.n_in);
     job.n_rows = N == 1 ? 1 : tile.n_rows;
-    if constexpr (N == 1) compute<ROWS, N, false>(job, AllRows{});
-    else compute<ROWS, N, false>(job, FirstRows{job.n_rows});
+    constexpr u32 LOADS = USUAL_LOADS<FORMAT, ROWS, N>;
+    if constexpr (N == 1) compute<ROWS, N, false, LOADS>(job, AllRows{});
+    else compute<ROWS, N, false, LOADS>(job, FirstRows{job.n_rows});
 }
 
 // Products with short rows of weights: fewer lanes than a wave has share a row, and each has at most one chunk. A row's sum has
@@ -352,7 +358,7 @@ template <typename T> DEV void short_products(const OwnFew& p, Job& job, u32 x_r
     own_acts<T, THREADS>(p.source, x_row, job);
     const u32 first = 0;
     float acc[1][1] = {};
-    add_products(job, &w, &first, job.w.n_in, chunk, place < n, AllRows{}, acc);
+    add_products<T, false>(job, &w, &first, job.w.n_in, chunk, place < n, AllRows{}, acc);
     float sum = acc[0][0];
     for (u32 mask = 1; mask < n_lanes; mask *= 2) sum += shuffle_xor(sum, mask);
     if (place > 0 || row >= job.w.n_out) return;
@@ -376,7 +382,7 @@ template <u32 ROWS> DEV void gemv_own_tiled(const OwnFew& p) {
         if (1u << p.lanes_log < WARP_SIZE) return short_products<FORMAT>(p, job, tile.first_row);
     if (!p.few.tiles) begin();
     own_acts<FORMAT, THREADS>(p.source, tile.first_row, job);
-    compute<ROWS, 1, false>(job, AllRows{});
+    compute<ROWS, 1, false, USUAL_LOADS<FORMAT, ROWS, 1>>(job, AllRows{});
 }
 
 // Products of a table. The first thread of each block takes the time: the earliest start and the latest end of all
@@ -388,7 +394,8 @@ template <u32 ROWS, u32 N> DEV void gemv(const Listed& p) {
     u64* start = p.times && tid() == 0 ? p.times + one.timed : nullptr;
     u64* end = p.times + p.n_timed + one.timed;
     if (start) atomic_min(start, device_clock());
-    if constexpr (N == 1) compute<ROWS, N, false>(job, AllRows{});
-    else compute<ROWS, N, false>(job, FirstRows{job.n_rows});
+    constexpr u32 LOADS = USUAL_LOADS<FORMAT, ROWS, N>;
+    if constexpr (N == 1) compute<ROWS, N, false, LOADS>(job, AllRows{});
+    else compute<ROWS, N, false, LOADS>(job, FirstRows{job.n_rows});
     if (start) atomic_max(end, device_clock());
 }

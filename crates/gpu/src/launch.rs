@@ -202,6 +202,31 @@ impl Gpu {
         Ok(at_once)
     }
 
+    /// Returns how much dynamic shared memory the blocks of a launch take, at least `shared_bytes`, so that all processors get
+    /// about as many of them: else blocks that start early fill some processors while others idle. `at_once`: how many the
+    /// device would run at once.
+    pub(crate) fn shared_bytes_for_even_blocks(
+        &self,
+        n_blocks: u32,
+        at_once: usize,
+        shared_bytes: u32,
+    ) -> u32 {
+        /// On smaller processors this was not measured.
+        const LEAST_SHARED_BYTES: u32 = 200 << 10;
+        /// What the driver takes for each block.
+        const RESERVED_BYTES: u32 = 1 << 10;
+        const UNIT: u32 = 256;
+        let facts = &self.inner.facts;
+        let each = n_blocks.div_ceil(facts.n_multiprocessors.max(1));
+        let is_even = (each * facts.n_multiprocessors) as usize >= at_once;
+        if is_even || facts.max_shared_bytes < LEAST_SHARED_BYTES {
+            return shared_bytes;
+        }
+        // One more block than `each` does not fit.
+        let bytes = (facts.max_shared_bytes + RESERVED_BYTES) / (each + 1);
+        shared_bytes.max((bytes / UNIT + 1) * UNIT - RESERVED_BYTES)
+    }
+
     /// Returns the parameters as the kernel declares them: the whole, then its fields. `None` where images do not say.
     pub(crate) fn declared_layout<P>(
         &self,

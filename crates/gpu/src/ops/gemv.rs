@@ -86,8 +86,12 @@ pub(super) fn launch(gpu: &Gpu, works: &[Work<'_>]) -> Result<(), GpuError> {
         Some(tiles) => [tiles.len() as u32, n_blocks, 1],
         None => [n_blocks, 1, 1],
     };
+    let shared_bytes = match tiles {
+        Some(_) => 0,
+        None => select::shared_bytes(gpu, works, kernel, n_blocks)?,
+    };
     let params = Few::new(works, &raw, tiles);
-    gpu.launch(kernel, grid, THREADS, 0, &params)
+    gpu.launch(kernel, grid, THREADS, shared_bytes, &params)
 }
 
 /// Returns the products of a launch, and its number of blocks, of an MoE layer per tile.
@@ -108,13 +112,11 @@ pub(super) fn product(
     waves: Waves,
     first_block: u32,
 ) -> (RawProduct, u32) {
-    let n_waves = THREADS as usize / super::formats::warp_size(gpu);
     let split = select::virtual_split(gpu, work);
-    let waves_of_row = split.min(waves.max_split);
-    let n_blocks = (work.matrix.n_out).div_ceil(n_waves / waves_of_row * waves.rows);
+    let n_blocks = select::n_blocks(gpu, &work.matrix, split, waves);
     let mut raw = RawProduct::new(work, first_block);
     raw.split_log = split.ilog2();
-    raw.turns_log = (split / waves_of_row).ilog2();
+    raw.turns_log = (split / split.min(waves.max_split)).ilog2();
     let n_blocks = u32::try_from(n_blocks).expect("the number of blocks fits 32 bits");
     (raw, n_blocks)
 }

@@ -19,7 +19,7 @@ use super::rope_kv::RopeKvKernels;
 use super::routing::ExpertsKernels;
 use super::rows::RowsKernels;
 use super::sample::{SampleAllKernels, SampleKernels};
-use super::select::{FewFloatsKernels, Gemms, GemvKernels};
+use super::select::{FewFloatsKernels, Gemms, GemvKernels, GemvWideKernels};
 use super::step_io::StepIoKernels;
 use super::streams::StreamsKernels;
 use super::tile::TileKernels;
@@ -91,6 +91,7 @@ modules! {
         gemm: Gemms,
         gemm_half: GemmHalves,
         gemv: GemvKernels,
+        gemv_wide: GemvWideKernels,
         rows: RowsKernels,
     }
     kv {

@@ -4,15 +4,20 @@
 //! The rules depend on shapes only, so that a product has the same bits on every run. Tuning may replace a choice by one
 //! with the same order of additions. Forced variants override both.
 
+mod gemv;
+
 use std::sync::OnceLock;
 
 use rocmforge_gguf::GgmlType;
 
-use super::formats::{n_chunks, warp_size};
-use super::gemv::{MAX_ROWS, THREADS};
+pub(crate) use self::gemv::gemv_choices;
+pub(super) use self::gemv::{
+    GemvKernels, GemvWideKernels, Waves, gemv, listed_gemv, n_blocks, own_gemv, shared_bytes,
+    virtual_split,
+};
+use super::gemv::MAX_ROWS;
 use super::half;
-use super::jobs::{FEW, Few, Listed, One, Work};
-use super::own::OwnFew;
+use super::jobs::{One, Work};
 use super::routing::{ExpertTile, Routing, TILE_ROWS};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -30,9 +35,6 @@ const FEW_ROWS: usize = 64;
 
 /// Above this many rows per expert, large tiles are mostly full.
 const LARGE_TILE_ROWS: usize = 64;
-
-/// Enough waves to keep the memory of any GPU busy. Rows of matrices with fewer rows are shared by several waves.
-const ENOUGH_WAVES: usize = 4096;
 
 /// With f16 activations, dense products of more rows than this are GEMMs: as fast as a GEMV of 4 rows (H200).
 const MAX_ROWS_BESIDE_HALVES: usize = 4;
@@ -74,218 +76,6 @@ pub(super) fn is_gemv_of_experts(gpu: &Gpu, routing: &Routing<'_>, halves: bool)
         false => routing.n_tokens <= MAX_ROWS || routing.has_up_to(1),
     };
     few && !gpu.takes(Variant::ProductsMatmul) || gpu.takes(Variant::ProductsMatvec)
-}
-
-kernels! {
-    /// The numbers are the rows of weights per wave and the maximum number of rows of activations, of a job or a tile.
-    struct GemvKernels {
-        gemv_1_1: Few,
-        gemv_1_1_turns: Few,
-        gemv_2_1: Few,
-        gemv_2_2: Few,
-        gemv_2_4: Few,
-        gemv_2_8: Few,
-        gemv_listed_1_1: Listed,
-        gemv_listed_2_8: Listed,
-        gemv_tiled_2_1: Few,
-        gemv_tiled_2_4: Few,
-        gemv_own_tiled_2: OwnFew,
-    }
-}
-
-/// How rows of weights are distributed to waves.
-#[derive(Clone, Copy)]
-pub(super) struct Waves {
-    /// Weight rows per wave at a time.
-    pub(super) rows: usize,
-    /// Maximum number of waves that share a row, a power of two. Only kernels with turns may have fewer than the
-    /// virtual waves.
-    pub(super) max_split: usize,
-}
-
-impl Waves {
-    /// Waves with `rows` weight rows each; all virtual waves of a row are waves of the device.
-    pub(super) const fn of_rows(rows: usize) -> Waves {
-        Waves {
-            rows,
-            max_split: usize::MAX,
-        }
-    }
-}
-
-/// A GEMV kernel, and how rows of weights are distributed to its waves.
-pub(super) type Gemv<'k, P = Few> = (&'k Kernel<P>, Waves);
-
-/// Returns the kernel for jobs with the same activations and matrices of one format.
-pub(super) fn gemv<'k>(gpu: &'k Gpu, works: &[Work<'_>]) -> Result<Gemv<'k>, GpuError> {
-    let first = &works[0];
-    let kernels = gpu.kernels().gemv.of(first.matrix.ty)?;
-    let paired = of_pairs(first);
-    if let Some(experts) = &first.experts {
-        // The experts of a token are distinct, so each has one row.
-        return Ok(match experts.routing.n_tokens {
-            1 => (&kernels.gemv_tiled_2_1, paired),
-            _ => (&kernels.gemv_tiled_2_4, paired),
-        });
-    }
-    Ok(match (first.x.n_rows, first.up) {
-        (1, None) => kernels.of_one_row(gpu, works)?,
-        (1, Some(_)) => (&kernels.gemv_2_1, paired),
-        (n_rows, _) => (kernels.of_rows(n_rows), paired),
-    })
-}
-
-/// Returns the kernel for products of a single token with the matrices of experts that convert its activations themselves.
-pub(super) fn own_gemv<'k>(gpu: &'k Gpu, work: &Work<'_>) -> Result<Gemv<'k, OwnFew>, GpuError> {
-    let kernels = gpu.kernels().gemv.of(work.matrix.ty)?;
-    Ok((&kernels.gemv_own_tiled_2, of_pairs(work)))
-}
-
-/// Waves that take a row of both gate and up, or two rows.
-fn of_pairs(work: &Work<'_>) -> Waves {
-    Waves::of_rows(if work.up.is_some() { 1 } else { 2 })
-}
-
-/// Returns the kernel for a table of jobs with at most `max_rows` rows each.
-pub(super) fn listed_gemv(
-    gpu: &Gpu,
-    ty: GgmlType,
-    max_rows: usize,
-) -> Result<Gemv<'_, Listed>, GpuError> {
-    let kernels = gpu.kernels().gemv.of(ty)?;
-    Ok(match max_rows {
-        1 => (&kernels.gemv_listed_1_1, Waves::of_rows(1)),
-        _ => (&kernels.gemv_listed_2_8, Waves::of_rows(2)),
-    })
-}
-
-impl GemvKernels {
-    /// Returns the kernel for several rows of activations.
-    fn of_rows(&self, n_rows: usize) -> &Kernel<Few> {
-        match n_rows {
-            0..=2 => &self.gemv_2_2,
-            3 | 4 => &self.gemv_2_4,
-            _ => &self.gemv_2_8,
-        }
-    }
-
-    /// Returns the kernel for one row of activations, and its waves: as tuned, else by the rule.
-    fn of_one_row(&self, gpu: &Gpu, works: &[Work<'_>]) -> Result<Gemv<'_>, GpuError> {
-        let matrices: Vec<Matrix<'_>> = works.iter().map(|work| work.matrix).collect();
-        let most = most_split(gpu, &matrices);
-        let (rows, split) = match gpu.tuned(|| gemv_shape(&matrices)) {
-            Some(Choice::Matvec { rows: 2, .. }) => (2, most),
-            Some(Choice::Matvec { rows: 1, split }) if split.is_power_of_two() && split <= most => {
-                (1, split)
-            }
-            _ => (self.rows_per_wave(gpu, &matrices)?, most),
-        };
-        Ok(match rows {
-            2 => (&self.gemv_2_1, Waves::of_rows(2)),
-            // With as many waves as virtual waves, the plain kernel does the same.
-            _ if split == most => (&self.gemv_1_1, Waves::of_rows(1)),
-            _ => {
-                let waves = Waves {
-                    rows: 1,
-                    max_split: split,
-                };
-                (&self.gemv_1_1_turns, waves)
-            }
-        })
-    }
-
-    /// Returns how many rows of weights a wave takes by the rule for one row of activations: two if a wave with one has
-    /// little to load, or if the last blocks then leave less of the device idle.
-    fn rows_per_wave(&self, gpu: &Gpu, matrices: &[Matrix<'_>]) -> Result<usize, GpuError> {
-        let warp_size = warp_size(gpu);
-        let n_waves = THREADS as usize / warp_size;
-        let split_of = |matrix: &Matrix<'_>| split(gpu, matrix, matrix.n_out);
-        let is_short =
-            |matrix: &Matrix<'_>| n_chunks(matrix.ty, matrix.n_in) <= warp_size * split_of(matrix);
-        if matrices.iter().all(is_short) {
-            return Ok(2);
-        }
-        let at_once = gpu.n_concurrent_blocks(&self.gemv_1_1, (THREADS, 0))?;
-        let turns = |rows: usize| {
-            let n_blocks =
-                |matrix: &Matrix<'_>| matrix.n_out.div_ceil(n_waves / split_of(matrix) * rows);
-            { matrices.iter() }
-                .map(n_blocks)
-                .sum::<usize>()
-                .div_ceil(at_once)
-        };
-        // A turn of two rows takes 1.6 to 1.9 times as long (H200).
-        Ok(if turns(2) * 9 < turns(1) * 5 { 2 } else { 1 })
-    }
-}
-
-/// Returns how many virtual waves share a row of a job's matrix. The experts of one token run together.
-pub(super) fn virtual_split(gpu: &Gpu, work: &Work<'_>) -> usize {
-    split(gpu, &work.matrix, work.n_outputs())
-}
-
-/// Returns how many virtual waves share a row, a power of two. `n_rows` counts the weight rows that one row of
-/// activations meets in matrices of this shape. Depends only on the shape, so that the order of additions does too.
-fn split(gpu: &Gpu, matrix: &Matrix<'_>, n_rows: usize) -> usize {
-    if gpu.takes(Variant::SplitsOff) {
-        return 1;
-    }
-    let warp_size = warp_size(gpu);
-    let n_waves = THREADS as usize / warp_size;
-    // Every lane of every wave should have a chunk.
-    let most = (n_chunks(matrix.ty, matrix.n_in) / warp_size).clamp(1, n_waves);
-    let mut split = 1;
-    while split * 2 <= most && n_rows * split < ENOUGH_WAVES {
-        split *= 2;
-    }
-    split
-}
-
-/// Returns the most virtual waves that share a row of one of the matrices.
-fn most_split(gpu: &Gpu, matrices: &[Matrix<'_>]) -> usize {
-    let splits = { matrices.iter() }.map(|matrix| split(gpu, matrix, matrix.n_out));
-    splits.max().unwrap_or(1)
-}
-
-/// Returns the tuning shape of a GEMV of one row with these matrices of one format.
-fn gemv_shape(matrices: &[Matrix<'_>]) -> Shape {
-    let mut n_out = [0; FEW];
-    let (mut ty, mut n_in) = (GgmlType::F32, 0);
-    for (to, matrix) in n_out.iter_mut().zip(matrices) {
-        (ty, n_in, *to) = (matrix.ty, matrix.n_in, matrix.n_out);
-    }
-    Shape::Matvec { ty, n_out, n_in }
-}
-
-/// Returns the shape of a GEMV of one row with these matrices of one format, and its candidate choices, the default
-/// first.
-///
-/// # Errors
-/// [`GpuError::Format`] for types without kernels; those of loading a module.
-pub(crate) fn gemv_choices(
-    gpu: &Gpu,
-    matrices: &[Matrix<'_>],
-) -> Result<(Shape, Vec<Choice>), GpuError> {
-    let shape = gemv_shape(matrices);
-    let most = most_split(gpu, matrices);
-    let way = |rows, split| Choice::Matvec { rows, split };
-    let mut ways = vec![way(1, most), way(2, most)];
-    if gpu
-        .kernels()
-        .gemv
-        .of(matrices[0].ty)?
-        .rows_per_wave(gpu, matrices)?
-        == 2
-    {
-        ways.reverse();
-    }
-    let fewer = std::iter::successors(Some(most / 2), |split| Some(split / 2));
-    ways.extend(
-        fewer
-            .take_while(|&split| split > 0)
-            .map(|split| way(1, split)),
-    );
-    Ok((shape, ways))
 }
 
 kernels! {

@@ -17,6 +17,7 @@ mod faults;
 mod functions;
 mod gated;
 mod gemm_half;
+mod gemv_wide;
 mod half_rows;
 mod heads;
 mod host_driver;

@@ -10,8 +10,8 @@ use crate::common::weights::{Fill, Packed, Random, blocks};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, AttentionScratch, Product, Scores};
 use rocmforge_gpu::{
-    BlockOrder, Buffer, Choice, Event, Gpu, KvShape, KvTypes, MatmulTiles, Matrix, OutMode, Shape,
-    Trace, Trial, Tuning, Variants, Work, tuning_key,
+    BlockOrder, Buffer, Choice, Gpu, KvShape, KvTypes, MatmulTiles, Matrix, OutMode, Shape, Trial,
+    Tuning, Variants, Work, tuning_key,
 };
 
 /// Rows of three matrices in one launch: more than a block handles, one, and two.
@@ -59,7 +59,7 @@ impl Launch {
             out: out.as_slice(),
         });
         let products: Vec<Product<'_>> = products.collect();
-        let kernels = kernels(gpu, || launch(gpu, &products));
+        let kernels = common::kernels(gpu, || launch(gpu, &products));
         let bits = outs
             .iter()
             .flat_map(|out| gpu.read(out.as_slice::<u32>()).unwrap());
@@ -71,20 +71,6 @@ impl Launch {
             ops::matvec(gpu, &self.x.acts(), products)
         })
     }
-}
-
-/// Returns the kernels that `launch` queues.
-fn kernels(
-    gpu: &Gpu,
-    launch: impl FnOnce() -> Result<(), rocmforge_gpu::GpuError>,
-) -> Vec<&'static str> {
-    let origin = Event::new(gpu).unwrap();
-    origin.record().unwrap();
-    let mut trace = Trace::new(gpu);
-    trace.record(launch).unwrap();
-    gpu.synchronize().unwrap();
-    let times = trace.times(&origin).unwrap();
-    times.iter().map(|time| time.kernel).collect()
 }
 
 fn tuned(gpu: &Gpu, shape: Shape, choice: Choice) -> Gpu {
@@ -120,6 +106,7 @@ fn every_choice_gives_the_same_bits(ty: GgmlType) {
         for (i, &way) in ways.iter().enumerate() {
             let kernel = match i {
                 0 => "gemv_1_1",
+                1 if gpu.target() == "host-nv" && ty != GgmlType::F32 => "gemv_wide_2_1",
                 1 => "gemv_2_1",
                 _ => "gemv_1_1_turns",
             };

@@ -9,7 +9,7 @@ pub(crate) mod values;
 pub(crate) mod weights;
 
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::{Gpu, Persona, Variants, images, set_host_seed};
+use rocmforge_gpu::{Event, Gpu, GpuError, Persona, Trace, Variants, images, set_host_seed};
 use zerocopy::{Immutable, IntoBytes};
 
 /// Every device of this run: the emulated GPUs that this build has kernels for, or the device that
@@ -103,6 +103,20 @@ pub(crate) fn gpus_with(variants: &[&str]) -> impl Iterator<Item = Gpu> {
 /// Names the device and its variants in messages.
 pub(crate) fn name(gpu: &Gpu) -> String {
     format!("{} {}", gpu.target(), gpu.variants())
+}
+
+/// Returns the kernels that `launch` queues.
+pub(crate) fn kernels(
+    gpu: &Gpu,
+    launch: impl FnOnce() -> Result<(), GpuError>,
+) -> Vec<&'static str> {
+    let origin = Event::new(gpu).unwrap();
+    origin.record().unwrap();
+    let mut trace = Trace::new(gpu);
+    trace.record(launch).unwrap();
+    gpu.synchronize().unwrap();
+    let times = trace.times(&origin).unwrap();
+    times.iter().map(|time| time.kernel).collect()
 }
 
 /// How often tests run each kernel, if the environment says it (`ROCMFORGE_TEST_REPEATS`). Then they leave out nothing.

@@ -1,0 +1,105 @@
+//! GEMV with matrices that the device does not compute at once: the bits are those of products that it does.
+
+use rocmforge_gguf::GgmlType;
+use rocmforge_gpu::ops::{self, Gated, Product};
+use rocmforge_gpu::{Activation, Gpu, Matrix, OutMode};
+use rocmforge_plan::act_format;
+
+use crate::common;
+use crate::common::acts::TestActs;
+use crate::common::weights::{Fill, Packed, Random, blocks};
+
+/// Short rows, since the outputs are many.
+const N_IN: usize = 256;
+
+/// The outputs of a product, and the kernel on the emulated GPU, which runs 2,048 blocks of 16 outputs at once.
+const CASES: [(usize, [&str; 2]); 3] = [
+    // On an H200, gemv_wide_2_4.
+    (5_000, ["gemv_2_2", "gemv_2_4"]),
+    (33_000, ["gemv_wide_2_2", "gemv_wide_2_4"]),
+    (50_000, ["gemv_wide_2_2", "gemv_wide_4_4"]),
+];
+
+fn gpus() -> impl Iterator<Item = Gpu> {
+    let has_kernels = |gpu: &Gpu| ["host-nv", "sm_90a"].contains(&gpu.target());
+    common::all_gpus().into_iter().filter(has_kernels)
+}
+
+/// Returns the bits of a product, or of gate and up, and asserts which kernel computes them.
+fn bits(gpu: &Gpu, x: &TestActs, matrices: &[Matrix<'_>], kernel: Option<&str>) -> Vec<Vec<u32>> {
+    let [n_rows, n_out] = [x.acts().n_rows, matrices[0].n_out];
+    let out = gpu.alloc::<f32>(n_rows * n_out).unwrap();
+    let kernels = common::kernels(gpu, || match *matrices {
+        [gate, up] => {
+            let gated = Gated {
+                matrices: [gate, up],
+                biases: [None; 2],
+                activation: Activation::Silu,
+                out: out.as_slice(),
+            };
+            ops::matvec_gated(gpu, &x.acts(), &gated)
+        }
+        _ => {
+            let product = Product {
+                matrix: matrices[0],
+                bias: None,
+                mode: OutMode::Store,
+                out: out.as_slice(),
+            };
+            ops::matvec(gpu, &x.acts(), &[product])
+        }
+    });
+    if let Some(kernel) = kernel.filter(|_| gpu.target() == "host-nv") {
+        assert_eq!(kernels, [kernel]);
+    }
+    let bits = gpu.read(out.as_slice::<u32>()).unwrap();
+    bits.chunks_exact(n_out).map(<[u32]>::to_vec).collect()
+}
+
+fn parts_have_the_same_bits(ty: GgmlType) {
+    for gpu in gpus() {
+        let random = &mut Random(7);
+        for (n_out, kernels) in CASES {
+            let row_bytes = ty.row_bytes(N_IN).unwrap();
+            let files = [(); 2].map(|()| blocks(ty, n_out * N_IN, Fill::Random, random));
+            let packed = |rows: std::ops::Range<usize>| {
+                let n = rows.len();
+                let rows = rows.start * row_bytes..rows.end * row_bytes;
+                [0, 1].map(|i| Packed::new(&gpu, ty, n, N_IN, &files[i][rows.clone()]))
+            };
+            let whole = packed(0..n_out);
+            let parts = [0..n_out / 2, n_out / 2..n_out].map(packed);
+            for n_rows in 2..=4 {
+                let x = random.values(n_rows * N_IN);
+                let x = TestActs::new(&gpu, act_format(ty), N_IN, &x);
+                for n_matrices in [1, 2] {
+                    let of = |packed: &[Packed; 2]| {
+                        let both = [packed[0].matrix(), packed[1].matrix()];
+                        let is_whole = packed[0].n_out == n_out;
+                        let kernel =
+                            (is_whole && n_matrices == 1).then(|| kernels[(n_rows - 1) / 2]);
+                        bits(&gpu, &x, &both[..n_matrices], kernel)
+                    };
+                    let all = of(&whole);
+                    let [first, second] = [of(&parts[0]), of(&parts[1])];
+                    let same = all.iter().zip(first.iter().zip(&second));
+                    for (row, (all, (first, second))) in same.enumerate() {
+                        let what = format!("{} {n_out} outputs, row {row} of {n_rows}", ty.name());
+                        assert!(all[..first.len()] == first[..], "{what}");
+                        assert!(all[first.len()..] == second[..], "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_q4_k() {
+    parts_have_the_same_bits(GgmlType::Q4_K);
+}
+
+#[test]
+fn parts_of_f16() {
+    parts_have_the_same_bits(GgmlType::F16);
+}
