@@ -38,7 +38,7 @@ struct HalfProduct {
 };
 
 struct HalfParams {
-    // [n_in / 64, parts of x, n_octets], 1,024 bytes each, and what to multiply the sums of each row with. Where n_octets is 0,
+    // [n_in / 64, parts of x, n_octets], 1,024 bytes each, and what to multiply the sums of each row with; or
     // codes [n_rows, n_in] and their scales [n_rows, n_in / 256] (half_few.h).
     const u8* x;
     const float* factors;

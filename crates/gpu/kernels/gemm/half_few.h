@@ -10,9 +10,9 @@
 // of the round before are multiplied, the first weights of dense products while the kernels before run. Activations come through
 // the cache, in the order in which lanes take them (hopper/half_acts.hip).
 //
-// Codes with a scale for each 256 values may be taken as they are, of up to eight rows at a time: they become f16 numbers in
-// registers, exactly, and their scales multiply the sums of each round. That saves the launch that converts them; of more rows,
-// blocks would convert them too often. Of those with a scale for each 32 values, a product has values of four such groups.
+// CODES: x are codes with a scale for each 256 values, of up to eight rows at a time. They become f16 numbers in registers,
+// exactly, and their scales multiply the sums of each round. That saves the launch that converts them; of more rows, blocks would
+// convert them too often. Of those with a scale for each 32 values, a product has values of four such groups.
 //
 // The grid is [tiles of all products]: those of the same outputs follow one another, so that weights are in the cache. Of experts
 // it is [blocks of outputs, tiles of rows]. Shared memory: SHARED_BYTES / THREADS for each thread.
@@ -20,10 +20,7 @@
 #include "gemm/half.h"
 #include "mma.h"
 
-// What x is: f16 numbers, codes, or what the launch says.
-enum class FewX { Values, Codes, Either };
-
-template <typename F, u32 MOST, FewX X> struct HalfFew {
+template <typename F, u32 MOST, bool CODES> struct HalfFew {
     // THREADS is the most that a launch has.
     static constexpr u32 OCTETS = 4, ROWS = 8 * OCTETS, OUTS = 16, THREADS = 256, ROUND = 128;
     // Whether weights are copied to shared memory: those of Q4_K. Else ptxas lets products wait for loads of the next weights,
@@ -32,8 +29,6 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
     using Coming = Chunks<F, WARP_SIZE, 2>;
     // Rows of long blocks are whole rounds.
     static constexpr bool WHOLE = F::LEN % ROUND == 0;
-    // Whether x may be codes, and `factors` their scales.
-    static constexpr bool TAKES_CODES = X != FewX::Values && takes_codes<F>();
     static constexpr u32 SUMS = OUTS * 8 * MOST,
                          WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
     static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = MOST == 1 ? 3 : 2, CLUSTER = 1;
@@ -73,7 +68,7 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
             product.out = moved(product.out, e.expert * p.out_skip);
             first_row = e.first_row, n_rows = e.n_rows, octet = first_octet(e, bid_y());
         }
-        if constexpr (TAKES_CODES) {
+        if constexpr (CODES) {
             codes = p.x + (u64)first_row * product.w.n_in;
             code_scales = p.factors + (u64)first_row * (product.w.n_in / 256);
         }
@@ -82,8 +77,6 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
             rows[i] = Block<F, Planes>::of(product.w, min_of(first_out + lane() / 4 + 8 * i, product.w.n_out - 1));
         return true;
     }
-
-    DEV_MEMBER bool has_codes() const { return TAKES_CODES && (X == FewX::Codes || p.n_octets == 0); }
 
     DEV_MEMBER u32 n_rounds() const { return div_up(product.w.n_in, ROUND); }
 
@@ -177,13 +170,13 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
         }
     };
 
-    template <u32 N, bool CODES> DEV_MEMBER static auto activations() {
+    template <u32 N> DEV_MEMBER static auto activations() {
         if constexpr (CODES) return Codes<N>{};
         else return Values<N>{};
     }
 
     // Writes the sums of the wave's rounds, of N octets of rows.
-    template <u32 N, bool CODES = false> DEV_MEMBER void multiply(float up) const {
+    template <u32 N> DEV_MEMBER void multiply(float up) const {
         const u32 n_rounds = this->n_rounds(), step = n_waves();
         const Coming coming{of_wave(wave()), lane()};
         F next[2];
@@ -191,7 +184,7 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
         else load(next, wave());
         if (!p.tiles) begin();
         float acc[N][4] = {};
-        auto x = activations<N, CODES>();
+        auto x = activations<N>();
         x.start(*this);
         if constexpr (COPIES) {
             x.load_all(*this, min_of(wave(), n_rounds - 1));
@@ -263,18 +256,10 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
             float sum = 0.0f;
             for (u32 k = 0; k < n_waves(); k++) sum += ((const float*)of_wave(k))[i];
             float* to = product.out + (u64)row * stride + out;
-            const float factor = has_codes() ? 1.0f : p.factors[row];
+            const float factor = CODES ? 1.0f : p.factors[row];
             sum = fma(sum * (HalfWeights<F>::down(up) * scale), factor, product.bias ? product.bias[out] : 0.0f);
             *to = product.mode & ADD ? *to + sum : sum;
         }
-    }
-
-    // Of an octet of rows.
-    DEV_MEMBER void multiply_octet(float up) const {
-        if constexpr (!TAKES_CODES) multiply<1>(up);
-        else if constexpr (X == FewX::Codes) multiply<1, true>(up);
-        else if (has_codes()) multiply<1, true>(up);
-        else multiply<1>(up);
     }
 
     DEV_MEMBER void run() {
@@ -282,13 +267,13 @@ template <typename F, u32 MOST, FewX X> struct HalfFew {
         const float up = HalfWeights<F>::up(product.w);
         if constexpr (MOST == 1) {
             for (u32 first = 0; first < n_rows; first += 8, octet++, octets_done++) {
-                multiply_octet(up);
+                multiply<1>(up);
                 barrier();
                 store(first, up);
                 barrier();
             }
         } else {
-            if (n_rows <= 8) multiply_octet(up);
+            if (n_rows <= 8) multiply<1>(up);
             else if (n_rows <= 16) multiply<2>(up);
             else if (n_rows <= 24) multiply<3>(up);
             else multiply<4>(up);

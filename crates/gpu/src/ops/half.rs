@@ -166,7 +166,7 @@ const _: () = assert!(size_of::<HalfActsParams>() == 72 && size_of::<HalfParams>
 
 kernels! {
     /// The numbers are the rows of a tile; those of few rows have up to 32, of which the second and third multiply eight at
-    /// once. The third takes codes, the first either form.
+    /// once. The third takes codes.
     struct GemmHalfKernels {
         gemm_half_few: HalfParams,
         gemm_half_octet: HalfParams,
@@ -287,9 +287,10 @@ impl GemmHalves {
         let [few, octet, codes, some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
         if is_few {
-            let has_octets = works[0]
-                .experts
-                .is_some_and(|e| e.routing.has_up_to(OCTET_ROWS));
+            let has_octets = match &works[0].experts {
+                Some(experts) => experts.routing.has_up_to(OCTET_ROWS),
+                None => n_rows <= OCTET,
+            };
             let (kernel, few) = match (has_octets, are_codes) {
                 (true, true) => (&kernels.gemm_half_codes, codes),
                 (true, false) => (&kernels.gemm_half_octet, octet),
@@ -299,6 +300,7 @@ impl GemmHalves {
             let tile = Tile {
                 threads,
                 shared_bytes: few.shared_bytes / few.threads * threads,
+                blocks: few.blocks * (few.threads / threads) as usize,
                 ..few
             };
             return Ok((kernel, tile, Division::whole(tile, works)));
@@ -570,13 +572,12 @@ pub(super) fn launch(
     Ok(())
 }
 
-/// Whether the GEMM of few rows takes the codes as they are, eight rows at once. Sums then have other bits than those of
-/// converted ones.
+/// Whether the GEMM of few rows takes the codes of experts' rows as they are, eight at once. Sums then have other bits than
+/// those of converted ones.
 fn takes_codes(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> bool {
-    let are_few = match routing {
-        Some(routing) => routing.n_tokens <= MAX_TOKENS_OF_CODES && routing.has_up_to(OCTET_ROWS),
-        None => x.n_rows <= OCTET,
-    };
+    let are_few = routing.is_some_and(|routing| {
+        routing.n_tokens <= MAX_TOKENS_OF_CODES && routing.has_up_to(OCTET_ROWS)
+    });
     are_few && x.form == ActFormat::Q8x256 && !gpu.takes(Variant::RowsAnswer)
 }
 
@@ -616,7 +617,7 @@ impl<'a> HalfActs<'a> {
             factors,
             values,
             are_codes,
-            n_octets: if are_codes { 0 } else { n_octets },
+            n_octets,
             is_few,
             tiles: routing.map(|routing| routing.tiles[kind_of(gpu, routing)]),
         })
@@ -719,5 +720,12 @@ fn multiply(
     let n_blocks = (division.n_blocks * tile.cluster) as u32;
     let grid = [n_blocks, division.n_row_blocks as u32, 1];
     let clusters = (grid, tile.cluster as u32);
-    gpu.launch_clusters(kernel, clusters, tile.threads, tile.shared_bytes, &params)
+    let shared_bytes = match x.is_few && x.tiles.is_none() {
+        true => {
+            let at_once = tile.blocks * gpu.n_compute_units() as usize;
+            gpu.shared_bytes_for_even_blocks(n_blocks, at_once, tile.shared_bytes)
+        }
+        false => tile.shared_bytes,
+    };
+    gpu.launch_clusters(kernel, clusters, tile.threads, shared_bytes, &params)
 }

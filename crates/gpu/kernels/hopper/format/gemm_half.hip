@@ -28,17 +28,17 @@ using Read = HalfForm<FORMAT>::Read;
 EXPORT_U32(gemm_half_x_parts, X_PARTS<Read>)
 constexpr bool WIDE = X_PARTS<Read> > 1;
 
-#define HALF_FEW(NAME, MOST, X)                                                                                        \
-    using NAME##_loop = HalfFew<Read, MOST, X>;                                                                        \
+#define HALF_FEW(NAME, MOST, CODES)                                                                                    \
+    using NAME##_loop = HalfFew<Read, MOST, CODES>;                                                                    \
     HALF_TILE(NAME)                                                                                                    \
     HALF_KERNEL(NAME) {                                                                                                \
         DYNAMIC_SHARED(u8, shared);                                                                                    \
         NAME##_loop{p, shared, {}, 0, 0, 0, 0, 0, 0.0f, nullptr, nullptr, {}}.run();                                   \
     }
 
-HALF_FEW(gemm_half_few, 4, FewX::Either)
-HALF_FEW(gemm_half_octet, 1, FewX::Values)
-HALF_FEW(gemm_half_codes, 1, FewX::Codes)
+HALF_FEW(gemm_half_few, 4, false)
+HALF_FEW(gemm_half_octet, 1, false)
+HALF_FEW(gemm_half_codes, 1, takes_codes<Read>())
 HALF(gemm_half_64, 64, 3, 2)
 HALF(gemm_half_128, 128, 7, WIDE ? 3 : 5)
 HALF(gemm_half_256, 256, 5, WIDE ? 2 : 3)

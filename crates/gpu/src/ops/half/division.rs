@@ -71,16 +71,19 @@ pub(super) fn is_small(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> bool {
     works.iter().map(rounds).sum::<usize>() <= most * gpu.n_compute_units() as usize
 }
 
-/// Threads of a wave, and the waves that a processor runs at once.
+/// Threads of a wave.
 pub(super) const WARP: usize = 32;
-const WAVES_AT_ONCE: usize = 16;
 
-/// Returns how many waves of a block share the k of an output, for GEMMs of few rows: as many as run at once in all blocks,
-/// and at most one for each round.
+/// Returns how many waves of a block share the k of an output, for GEMMs of few rows: the number with which all blocks take
+/// the least time, and at most one for each round.
 pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     const LEAST: usize = 2;
     // Of experts, fewer rounds are not worth a sum of two waves (H200).
     const LEAST_ROUNDS: usize = 12;
+    // Halves of the time of a round that a block takes beside its rounds (H200).
+    const BESIDE_ROUNDS: usize = 7;
+    // The waves that a processor runs at once, for any number of rows.
+    const WAVES_OF_ANSWERS: usize = 16;
     if gpu.takes(Variant::SplitsOff) {
         return 1;
     }
@@ -90,19 +93,25 @@ pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
         let is_one = n_rounds < LEAST_ROUNDS && !gpu.takes(Variant::RowsAnswer);
         return if is_one { 1 } else { LEAST };
     }
-    let n_tiles = |work: &Work<'_>| match gpu.takes(Variant::RowsAnswer) {
+    let of_block = tile.threads as usize / WARP;
+    let n_tiles = |work: &Work<'_>| tile.n_tiles(work);
+    let n_out_tiles = |work: &Work<'_>| work.matrix.n_out.div_ceil(tile.outs);
+    let (n_tiles, of_unit): (usize, usize) = match gpu.takes(Variant::RowsAnswer) {
         // As of one row.
-        true => work.matrix.n_out.div_ceil(tile.outs),
-        false => tile.n_tiles(work),
+        true => (works.iter().map(n_out_tiles).sum(), WAVES_OF_ANSWERS),
+        false => (works.iter().map(n_tiles).sum(), of_block * tile.blocks),
     };
-    let n_tiles: usize = works.iter().map(n_tiles).sum();
-    let most = (tile.threads as usize / WARP).min(n_rounds);
-    let mut n_waves = LEAST;
-    let at_once = WAVES_AT_ONCE * gpu.n_compute_units() as usize;
-    while n_waves * 2 <= most && n_tiles * n_waves * 2 <= at_once {
-        n_waves *= 2;
-    }
-    n_waves
+    let n_units = gpu.n_compute_units() as usize;
+    let time = |n_waves: &usize| {
+        let n_turns = n_tiles.div_ceil(n_units * of_unit / n_waves);
+        n_turns * (2 * n_rounds.div_ceil(*n_waves) + BESIDE_ROUNDS)
+    };
+    let most = of_block.min(n_rounds).max(LEAST);
+    let numbers = std::iter::successors(Some(LEAST), |n_waves| Some(2 * n_waves));
+    let fastest = numbers
+        .take_while(|&n_waves| n_waves <= most)
+        .min_by_key(time);
+    fastest.unwrap_or(LEAST)
 }
 
 /// How tiles are distributed to blocks, or to clusters of blocks: how many are computed whole, by one block after the
