@@ -277,12 +277,13 @@ DEV void compute(const Job& job, Some some, Then then = {}) {
     u32 n_outputs = n_groups * per_group, n = tid() / n_outputs, at = tid() % n_outputs;
     u32 row = first_row + at;
     if (n >= min_of(N, job.n_rows) || row >= job.w.n_out) return;
-    u32 group = at / per_group;
+    // By constants.
+    const u32 group = gated ? at / PAIRS : at / ROWS, place = gated ? at % PAIRS : at % ROWS;
     float value[2] = {0.0f, 0.0f};
     for (u32 k = 0; k < 1u << job.split_log; k++) {
         const float* of_wave = part + ((group << job.split_log) + k) * ROWS * N;
-        value[0] += of_wave[at % per_group * N + n];
-        if (gated) value[1] += of_wave[(PAIRS + at % per_group) * N + n];
+        value[0] += of_wave[place * N + n];
+        if (gated) value[1] += of_wave[(PAIRS + place) * N + n];
     }
     value[0] *= job.scale;
     if (job.bias) value[0] += job.bias[row];
