@@ -11,6 +11,7 @@ use rocmforge_plan::{
     Value, WeightId, Weights, act_format,
 };
 
+use crate::Model;
 use crate::classifier::Classifier;
 use crate::error::LoadError;
 use crate::facts::{Experts, ModelConfig};
@@ -49,6 +50,8 @@ pub(crate) struct Builder<'a> {
     pub(crate) classifier: Option<Classifier>,
     /// Of a drafter, its first layer.
     pub(crate) first_of_drafter: usize,
+    /// Of a drafter in a file of its own, the model whose cache it reads.
+    pub(crate) target: Option<&'a Model>,
     /// Whether the plan returns what a drafter takes.
     pub(crate) exports: bool,
     /// What goes out beside the logits.
@@ -72,6 +75,7 @@ impl<'a> Builder<'a> {
             ropes: Vec::new(),
             classifier: None,
             first_of_drafter: 0,
+            target: None,
             exports: false,
             export: None,
         };
@@ -226,19 +230,20 @@ impl Builder<'_> {
         self.linear_rows(x, tensor, n_out, 0..n_out)
     }
 
-    /// Records `[a, b] * {tensor}.weight^T`, the product of two values side by side; as wide as each of them.
+    /// Records `[a, b] * {tensor}.weight^T`, the product of two values of the same width side by side; `n_out` values per row.
     pub(crate) fn side_by_side(
         &mut self,
         parts: [Value; 2],
         tensor: &str,
+        n_out: usize,
     ) -> Result<Value, LoadError> {
         let name = format!("{tensor}.weight");
-        let width = parts[0].width();
-        let halves = self.loader.column_halves(&name, width)?;
+        let halves = [n_out, parts[0].width()];
+        let halves = self.loader.column_halves(&name, halves)?;
         let scale = self.loader.scale_of(tensor)?;
         let format = self.act_format(&name);
         let [a, b] = halves.map(|weight| Projection::of(weight, format));
-        let sum = self.plan.matmul(parts[0], a, width);
+        let sum = self.plan.matmul(parts[0], a, n_out);
         let sum = self.plan.add_matmul(parts[1], b, sum);
         Ok(match scale {
             1.0 => sum,

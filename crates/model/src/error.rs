@@ -22,6 +22,27 @@ pub enum LoadError {
         "the layers of {arch} files that predict further tokens ahead are not supported; draft with ngram or draft:FILE"
     )]
     UnknownDrafter { arch: String },
+    #[error(
+        "this {arch} file only drafts for another model, of the {of} architecture; run that model with --speculate draft:FILE"
+    )]
+    OnlyDrafts { arch: String, of: &'static str },
+    #[error(
+        "this {arch} file drafts for {of} models, and the model is {target}; draft with the file made for it, or with ngram"
+    )]
+    OtherArchitecture {
+        arch: String,
+        of: &'static str,
+        target: String,
+    },
+    #[error(
+        "this {arch} file drafts for another model: its {what} is {got}, that of the model {wanted}; draft with the file made for it, or with ngram"
+    )]
+    OtherTarget {
+        arch: String,
+        what: &'static str,
+        got: usize,
+        wanted: usize,
+    },
     #[error("this {arch} model uses {feature}, which is not supported")]
     UnsupportedFeature { arch: String, feature: String },
     #[error(

@@ -51,6 +51,9 @@ pub struct ModelConfig {
     pub n_vocab: usize,
     /// Values of the input that each layer has from a second embedding.
     pub n_layer_inputs: Option<usize>,
+    /// Of a drafter in a file of its own, the width of the hidden values that it takes and returns: those of the model for which
+    /// it drafts.
+    pub n_target: Option<usize>,
     /// Residual streams that run beside each other.
     pub n_streams: usize,
     /// The function of the feed-forward networks, if the file states it.
@@ -284,7 +287,10 @@ impl ModelConfig {
         [all_heads, all_kv_heads]: [Vec<usize>; 2],
     ) -> Result<ModelConfig, LoadError> {
         let n_blocks = all_heads.len();
-        let mut n_nextn = keys.n_nextn()?;
+        let mut n_nextn = match keys.part {
+            Part::Assistant => 0,
+            Part::Text | Part::Drafter => keys.n_nextn()?,
+        };
         if n_nextn >= n_blocks {
             return Err(keys.bad("nextn_predict_layers", n_nextn, "fewer than all layers"));
         }
@@ -390,6 +396,7 @@ impl ModelConfig {
             n_ctx_train,
             n_positions: None,
             n_layer_inputs: None,
+            n_target: None,
             n_streams: 1,
             activation: None,
             reads,

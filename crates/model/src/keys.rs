@@ -27,6 +27,8 @@ pub(crate) enum Part {
     Text,
     /// All: the first of those that predict further tokens ahead is recorded, as a model of its own.
     Drafter,
+    /// All, of a file in which each predicts further tokens ahead.
+    Assistant,
 }
 
 impl Keys<'_> {

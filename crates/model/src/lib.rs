@@ -80,9 +80,29 @@ impl Model {
         gguf: Arc<Gguf>,
         adapters: &[Adapter],
     ) -> Result<Model, LoadError> {
+        Model::load_as((purpose, Drafters::Own), gguf, adapters)
+    }
+
+    /// As [`Model::load_for`]; the plan also exports what [`Model::assistant`] takes, if there are such drafters for the
+    /// architecture.
+    pub fn load_for_assistant(
+        purpose: Purpose,
+        gguf: Arc<Gguf>,
+        adapters: &[Adapter],
+    ) -> Result<Model, LoadError> {
+        Model::load_as((purpose, Drafters::Any), gguf, adapters)
+    }
+
+    fn load_as(
+        (purpose, drafters): (Purpose, Drafters),
+        gguf: Arc<Gguf>,
+        adapters: &[Adapter],
+    ) -> Result<Model, LoadError> {
         let (family, mut config) = read(purpose, Part::Text, &gguf)?;
         let mut builder = Builder::new(&config, &gguf, adapters, Faults::Refuse)?;
-        builder.exports = config.embedding.is_none() && drafter_of(family, &config).is_ok();
+        let has_drafter = drafter_of(family, &config).is_ok()
+            || drafters == Drafters::Any && family.has_assistants;
+        builder.exports = config.embedding.is_none() && has_drafter;
         let logits = (family.record)(&mut builder)?;
         let recorded = builder.finish(logits)?;
         if let Some(embedding) = &mut config.embedding {
@@ -121,6 +141,55 @@ impl Model {
         })
     }
 
+    /// Returns the architecture that a file drafts for, if it does nothing else ([`Model::assistant`]).
+    pub fn drafts_for(gguf: &Gguf) -> Option<&'static str> {
+        let arch = gguf.metadata().opt_str("general.architecture").ok()??;
+        registry::assistant(arch).map(|(_, of)| *of)
+    }
+
+    /// Returns the drafter in a file of its own whose layers read this model's KV cache. It imports what the plan of a model from
+    /// [`Model::load_for_assistant`] exports. Reads no weights, except those of one matrix.
+    ///
+    /// # Errors
+    /// [`LoadError::OtherArchitecture`] or [`LoadError::OtherTarget`] if the file was not made for this model; others as
+    /// [`Model::load`].
+    pub fn assistant(&self, gguf: Arc<Gguf>) -> Result<Model, LoadError> {
+        lora::refuse_adapter(&gguf)?;
+        let arch = gguf.metadata().str("general.architecture")?;
+        let Some((family, of)) = registry::assistant(arch) else {
+            let arch = rocmforge_gguf::shown(arch);
+            return Err(LoadError::NoDrafter { arch });
+        };
+        if self.config.arch_name != *of {
+            return Err(LoadError::OtherArchitecture {
+                arch: arch.to_string(),
+                of,
+                target: self.config.arch_name.clone(),
+            });
+        }
+        let keys = Keys {
+            gguf: &gguf,
+            meta: gguf.metadata(),
+            arch,
+            part: Part::Assistant,
+        };
+        let config = read_config(family, &keys)?;
+        let mut builder = Builder::new(&config, &gguf, &[], Faults::Refuse)?;
+        builder.target = Some(self);
+        let logits = (family.record)(&mut builder)?;
+        let mut recorded = builder.finish(logits)?;
+        // Its tokens come after those in the cache.
+        for table in &mut recorded.plan.rope {
+            table.ahead = 1;
+        }
+        Ok(Model {
+            config,
+            weights: Arc::new(recorded.weights),
+            plan: fuse_adds(recorded.plan),
+            skipped: recorded.skipped,
+        })
+    }
+
     /// Returns every reason for which [`Model::load_for`] refuses the file; none if it loads for text or embeddings. Of
     /// metadata, the first reason only: what follows from it is not known.
     pub fn refusals(gguf: &Arc<Gguf>) -> Vec<LoadError> {
@@ -140,6 +209,15 @@ impl Model {
     pub fn kv_bytes_per_token(&self, kv_types: impl Into<KvTypes>) -> u64 {
         self.plan.kv_bytes_per_token(kv_types)
     }
+}
+
+/// Whose drafters take what a plan exports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Drafters {
+    /// Those in the model's file.
+    Own,
+    /// Also those in files of their own.
+    Any,
 }
 
 /// Returns how the drafter in a file is recorded.
@@ -169,8 +247,7 @@ fn read(
         arch,
         part,
     };
-    let mut config = (family.facts)(&keys, &family.key_facts)?;
-    config.check_ropes(&keys)?;
+    let mut config = read_config(family, &keys)?;
     let facts = &family.key_facts.embedding;
     let embedding = |pooling| Embedding::read(&keys, facts, config.reads, pooling);
     config.embedding = match purpose {
@@ -184,4 +261,11 @@ fn read(
         Purpose::Embeddings(pooling) => Some(embedding(pooling)?),
     };
     Ok((family, config))
+}
+
+/// Reads what the metadata says about the layers.
+fn read_config(family: &Family, keys: &Keys<'_>) -> Result<ModelConfig, LoadError> {
+    let config = (family.facts)(keys, &family.key_facts)?;
+    config.check_ropes(keys)?;
+    Ok(config)
 }

@@ -9,10 +9,10 @@ use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
     afmoe, apertus, arcee, arctic, bert, bitnet, cohere, deci, deepseek2, drafter, exaone_moe,
-    exaone4, falcon, gemma, gemma3n, gemma4, glm4, gpt_oss, gpt2, granite, grok, hunyuan, jamba,
-    kimi_linear, laguna, lfm2, llama, llama4, mamba2, mellum, mimo2, minicpm3, mistral3, mixtures,
-    modern_bert, muse_glimmer, neo_bert, olmo, olmo2, openelm, phi3, phimoe, plamo3, plm, qwen,
-    qwen35, seed_oss, smallthinker, smollm3, stablelm, step35,
+    exaone4, falcon, gemma, gemma3n, gemma4, gemma4_assistant, glm4, gpt_oss, gpt2, granite, grok,
+    hunyuan, jamba, kimi_linear, laguna, lfm2, llama, llama4, mamba2, mellum, mimo2, minicpm3,
+    mistral3, mixtures, modern_bert, muse_glimmer, neo_bert, olmo, olmo2, openelm, phi3, phimoe,
+    plamo3, plm, qwen, qwen35, seed_oss, smallthinker, smollm3, stablelm, step35,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
@@ -26,6 +26,8 @@ pub(crate) struct Family {
     pub(crate) record: RecordPlan,
     /// Records the layer that predicts further tokens ahead, where that is known. `record` then can return what it takes.
     pub(crate) drafter: Option<RecordPlan>,
+    /// Whether there are drafters in files of their own, of [`ASSISTANTS`].
+    pub(crate) has_assistants: bool,
 }
 
 /// Reads the metadata.
@@ -50,6 +52,7 @@ const fn row(
         facts,
         record,
         drafter: None,
+        has_assistants: false,
     }
 }
 
@@ -62,6 +65,11 @@ impl Family {
 
     const fn with_drafter(mut self, record: RecordPlan) -> Family {
         self.drafter = Some(record);
+        self
+    }
+
+    const fn with_assistants(mut self) -> Family {
+        self.has_assistants = true;
         self
     }
 }
@@ -122,7 +130,7 @@ static FAMILIES: &[Family] = &[
     row("gemma3n", (Neox, Factors::Never), HeadNorm::Each, (gemma3n::facts, gemma3n::record)),
     row("apertus", (Neox, Factors::IfPresent), HeadNorm::Each, (apertus::facts, apertus::record)),
     row("smallthinker", (Neox, Factors::Never), HeadNorm::IfPresent, (smallthinker::facts, smallthinker::record)),
-    row("gemma4", (Neox, Factors::IfPresent), HeadNorm::Each, (gemma4::facts, gemma4::record)),
+    row("gemma4", (Neox, Factors::IfPresent), HeadNorm::Each, (gemma4::facts, gemma4::record)).with_assistants(),
     row("laguna", (Neox, Factors::LongRope), HeadNorm::Each, (laguna::facts, llama::record)),
     row("mimo2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (mimo2::facts, mimo2::record)),
     row("step35", (Neox, Factors::LongRope), HeadNorm::IfPresent, (step35::facts, llama::record)),
@@ -174,6 +182,23 @@ static FAMILIES: &[Family] = &[
     row("gemma-embedding", (Neox, Factors::LongRope), HeadNorm::Each, (gemma::embedding_facts, gemma::record_embedding)).with(EmbeddingFacts::ENCODER),
 ];
 
+/// Drafters in files of their own, whose layers read the cache of a model of another architecture: a row as above, and the name
+/// of that architecture.
+static ASSISTANTS: &[(Family, &str)] = &[(
+    row(
+        "gemma4-assistant",
+        (Neox, Factors::IfPresent),
+        HeadNorm::Each,
+        (gemma4_assistant::facts, gemma4_assistant::record),
+    ),
+    "gemma4",
+)];
+
+/// Returns the row of a drafter in a file of its own, and the architecture for which it drafts.
+pub(crate) fn assistant(name: &str) -> Option<&'static (Family, &'static str)> {
+    ASSISTANTS.iter().find(|(family, _)| family.name == name)
+}
+
 /// Returns the supported architectures, as files name them.
 pub fn architectures() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|family| family.name)
@@ -181,6 +206,10 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
 
 /// Returns the row of an architecture. The error lists the supported names.
 pub(crate) fn family(name: &str) -> Result<&'static Family, LoadError> {
+    if let Some((_, of)) = assistant(name) {
+        let arch = name.to_string();
+        return Err(LoadError::OnlyDrafts { arch, of });
+    }
     let found = FAMILIES.iter().find(|family| family.name == name);
     found.ok_or_else(|| LoadError::UnsupportedArchitecture {
         name: rocmforge_gguf::shown(name),

@@ -94,13 +94,13 @@ impl<'a> WeightLoader<'a> {
         self.rows_of(name, &[n_in, n_out], rows)
     }
 
-    /// Returns the left and the right half of each row of the matrix `name`, `[width, 2 * width]`.
+    /// Returns the left and the right half of each row of the matrix `name`, `[n_out, 2 * width]`.
     pub(crate) fn column_halves(
         &mut self,
         name: &str,
-        width: usize,
+        [n_out, width]: [usize; 2],
     ) -> Result<[WeightId; 2], LoadError> {
-        let Some(tensor) = self.checked(name, &[2 * width, width])? else {
+        let Some(tensor) = self.checked(name, &[2 * width, n_out])? else {
             return Ok([self.stand_in(), self.stand_in()]);
         };
         let gguf = Arc::clone(&self.gguf);
@@ -334,6 +334,12 @@ impl<'a> WeightLoader<'a> {
     /// Adds a vector that is not in the file.
     pub(crate) fn push_vector(&mut self, values: Vec<f32>) -> WeightId {
         self.push(WeightEntry::Vector { values })
+    }
+
+    /// Adds a matrix of another model.
+    pub(crate) fn push_shared(&mut self, weights: &Arc<Weights>, id: WeightId) -> WeightId {
+        let weights = Arc::clone(weights);
+        self.push(WeightEntry::Shared { weights, id })
     }
 
     /// Adds a matrix with rows of `n_in` values that is not in the file.

@@ -635,6 +635,8 @@ pub struct Plan {
     pub n_routings: usize,
     /// One entry per attention layer, indexed by `Op::KvAppend::layer`.
     pub kv: Vec<KvSpec>,
+    /// Where these layers are in the cache of another model's plan, which this plan only reads; empty if they are its own.
+    pub borrowed: Vec<usize>,
     /// One entry for each operation that keeps a state of each sequence.
     pub states: Vec<StateSpec>,
     pub rope: Vec<RopeTable>,
@@ -673,8 +675,11 @@ impl Plan {
         self.kv.iter().any(|spec| spec.mask.looks_ahead())
     }
 
-    /// Returns the bytes that one token takes in a KV cache of these types.
+    /// Returns the bytes that one token takes in a KV cache of these types, none if that is another model's.
     pub fn kv_bytes_per_token(&self, kv_types: impl Into<KvTypes>) -> u64 {
+        if !self.borrowed.is_empty() {
+            return 0;
+        }
         let kv_types = kv_types.into();
         let layers = self.kv.iter();
         layers.map(|spec| spec.bytes_per_token(kv_types)).sum()

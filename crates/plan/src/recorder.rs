@@ -93,6 +93,7 @@ pub struct Recorder {
     buffers: Vec<(BufferInfo, u32)>,
     acts: Vec<ActsInfo>,
     kv: Vec<KvSpec>,
+    borrowed: Vec<usize>,
     states: Vec<StateSpec>,
     rope: Vec<RopeTable>,
     n_routings: usize,
@@ -476,6 +477,17 @@ impl Recorder {
         self.kv.len() - 1
     }
 
+    /// As [`Recorder::kv_layer`], of a layer that is the layer `of_other` in the cache of another model's plan.
+    pub fn borrowed_kv_layer(&mut self, spec: KvSpec, of_other: usize) -> usize {
+        assert_eq!(
+            self.borrowed.len(),
+            self.kv.len(),
+            "all layers are borrowed"
+        );
+        self.borrowed.push(of_other);
+        self.kv_layer(spec)
+    }
+
     pub fn kv_append(&mut self, layer: usize, k: Value, v: Value) {
         let (k, v) = (self.at(k), self.at(v));
         self.push(Op::KvAppend { layer, k, v });
@@ -731,6 +743,7 @@ impl Recorder {
             buffers: self.buffers.into_iter().map(|(info, _)| info).collect(),
             acts: self.acts,
             kv: self.kv,
+            borrowed: self.borrowed,
             states: self.states,
             n_routings: self.n_routings,
             rope: self.rope,

@@ -9,6 +9,8 @@ pub struct RopeTable {
     pub magnitude: f64,
     /// Frequencies that replace `inv_freq` for a long context.
     pub long: Option<LongContext>,
+    /// How many positions later than that of its token a row is turned.
+    pub ahead: u32,
 }
 
 /// Frequencies for contexts longer than the one a model was first trained for.
@@ -27,6 +29,7 @@ impl RopeTable {
             inv_freq,
             magnitude,
             long: None,
+            ahead: 0,
         }
     }
 
@@ -64,8 +67,9 @@ impl RopeTable {
             "one row for each position"
         );
         for (row, &position) in out.chunks_exact_mut(self.n_rot()).zip(positions) {
+            let position = f64::from(position) + f64::from(self.ahead);
             for (pair, inv_freq) in row.chunks_exact_mut(2).zip(&self.inv_freq) {
-                let (sin, cos) = (f64::from(position) * inv_freq).sin_cos();
+                let (sin, cos) = (position * inv_freq).sin_cos();
                 pair[0] = (cos * self.magnitude) as f32;
                 pair[1] = (sin * self.magnitude) as f32;
             }

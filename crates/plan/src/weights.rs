@@ -72,6 +72,11 @@ pub enum WeightEntry {
         n_in: usize,
         data: Vec<u8>,
     },
+    /// A matrix of another model.
+    Shared {
+        weights: Arc<Weights>,
+        id: WeightId,
+    },
 }
 
 impl Weights {
@@ -102,6 +107,7 @@ impl Weights {
                     data,
                 };
             }
+            WeightEntry::Shared { weights, id } => return weights.matrix(*id),
             WeightEntry::Vector { .. } => panic!("weight {} is a vector", id.0),
         };
         let info = &self.gguf.tensors()[tensor];
@@ -118,6 +124,7 @@ impl Weights {
     pub fn tensor_name(&self, id: WeightId) -> Option<&str> {
         match &self.entries[id.0 as usize] {
             WeightEntry::Matrix { tensor, .. } => Some(&self.gguf.tensors()[*tensor].name),
+            WeightEntry::Shared { weights, id } => weights.tensor_name(*id),
             WeightEntry::Vector { .. } | WeightEntry::Owned { .. } => None,
         }
     }
@@ -125,7 +132,7 @@ impl Weights {
     pub fn vector(&self, id: WeightId) -> &[f32] {
         match &self.entries[id.0 as usize] {
             WeightEntry::Vector { values } => values,
-            WeightEntry::Matrix { .. } | WeightEntry::Owned { .. } => {
+            WeightEntry::Matrix { .. } | WeightEntry::Owned { .. } | WeightEntry::Shared { .. } => {
                 panic!("weight {} is a matrix", id.0)
             }
         }

@@ -14,6 +14,7 @@ mod outline;
 mod recurrent;
 
 use gemma3n::GEMMA3N;
+pub use gemma4::assistant;
 use rocmforge_gguf::quant::quantize_rows;
 use rocmforge_gguf::{Error, GgmlType, OwnedValue, Writer};
 

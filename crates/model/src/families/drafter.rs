@@ -35,7 +35,8 @@ fn record(m: &mut Builder<'_>, ffn_norm: &str) -> Result<Value, LoadError> {
     let tokens = embeddings_by(m, 1.0, &format!("{embedding}.weight"))?;
     let tokens = m.rms_norm(tokens, &layer.tensor("nextn.enorm"), eps)?;
     let hidden = m.rms_norm(hidden, &layer.tensor("nextn.hnorm"), eps)?;
-    let x = m.side_by_side([tokens, hidden], &layer.tensor("nextn.eh_proj"))?;
+    let (both, n_embd) = ([tokens, hidden], m.config.n_embd);
+    let x = m.side_by_side(both, &layer.tensor("nextn.eh_proj"), n_embd)?;
     let x = llama::record_layer(m, layer, ffn_norm, x)?;
     let norm = own(m, "nextn.shared_head_norm", "output_norm");
     let x = last_norm(m, x, &norm)?;

@@ -4,7 +4,7 @@
 
 use rocmforge_plan::{Activation, ExpertWeights, Factor, KvSpec, Router, Value, Values};
 
-use crate::blocks::{embeddings, gated_feed_forward, logits, normed, routed_experts};
+use crate::blocks::{embeddings, gated_feed_forward, last_norm, logits, normed, routed_experts};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts;
@@ -20,6 +20,16 @@ const SHARED: &str = "attention.shared_kv_layers";
 const LAYER_INPUTS: &str = "per_layer_token_embd.weight";
 
 pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
+    let mut config = layers(keys, family)?;
+    share_caches(keys, &mut config, 0)?;
+    config.n_layer_inputs = keys.size_or_zero("embedding_length_per_layer_input", MAX_DIM)?;
+    let cap = keys.positive_or_zero("final_logit_softcapping")?;
+    config.logits_cap = cap.map(|cap| cap as f32);
+    Ok(config)
+}
+
+/// Reads what the file says about each layer, except whose cache it uses.
+pub(super) fn layers(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
     let n_layers = keys.n_layers()?;
     let n_ff = keys.sizes("feed_forward_length", n_layers, MAX_DIM)?;
     let mut config =
@@ -69,10 +79,6 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
     for layer in &mut config.layers {
         layer.v_dim = layer.k_dim;
     }
-    share_caches(keys, &mut config, 0)?;
-    config.n_layer_inputs = keys.size_or_zero("embedding_length_per_layer_input", MAX_DIM)?;
-    let cap = keys.positive_or_zero("final_logit_softcapping")?;
-    config.logits_cap = cap.map(|cap| cap as f32);
     Ok(config)
 }
 
@@ -128,11 +134,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         m.plan.begin_layer();
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, &mut caches, normed)?;
-        let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;
-        x = m.plan.add(out, x);
-        let out = network(m, layer, x)?;
-        let out = m.rms_norm(out, &layer.tensor("post_ffw_norm"), eps)?;
-        x = m.plan.add(out, x);
+        x = after_attention(m, layer, out, x)?;
         if let (Some(inputs), Some(n_inputs)) = (inputs, m.config.n_layer_inputs) {
             let input = m.plan.part(inputs, 1, index * n_inputs, n_inputs);
             let gate = m.linear(x, &layer.tensor("inp_gate"), n_inputs)?;
@@ -141,14 +143,34 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
             let out = m.rms_norm(out, &layer.tensor("post_norm"), eps)?;
             x = m.plan.add(out, x);
         }
-        let scale = layer.tensor("layer_output_scale.weight");
-        if let Some(scale) = m.loader.opt_values(&scale, 1)? {
-            x = m.plan.scale(Factor::Constant(scale[0]), x);
-        }
+        x = scaled(m, layer, x)?;
     }
-    let x = m.plan.select_rows(x);
-    let x = m.rms_norm(x, "output_norm", eps)?;
+    let x = last_norm(m, x, "output_norm")?;
     logits(m, x, 1.0)
+}
+
+/// Records what follows attention in a layer: its output `out` is added to `x`, and that of the network.
+pub(super) fn after_attention(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    out: Value,
+    x: Value,
+) -> Result<Value, LoadError> {
+    let eps = m.config.norm_eps;
+    let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;
+    let x = m.plan.add(out, x);
+    let out = network(m, layer, x)?;
+    let out = m.rms_norm(out, &layer.tensor("post_ffw_norm"), eps)?;
+    Ok(m.plan.add(out, x))
+}
+
+/// Records the factor on the output `x` of a layer, if the file has one.
+pub(super) fn scaled(m: &mut Builder<'_>, layer: Layer<'_>, x: Value) -> Result<Value, LoadError> {
+    let scale = layer.tensor("layer_output_scale.weight");
+    Ok(match m.loader.opt_values(&scale, 1)? {
+        Some(scale) => m.plan.scale(Factor::Constant(scale[0]), x),
+        None => x,
+    })
 }
 
 /// Records the feed-forward network of `x`, plus the experts if the layer has them. Both have norms of their own.
@@ -209,50 +231,73 @@ pub(crate) fn attention(
     x: Value,
 ) -> Result<Value, LoadError> {
     let facts = layer.facts;
+    if let Some(other) = facts.kv_of {
+        let reason = "its layer uses the KV cache of an earlier one";
+        for unused in ["attn_k", "attn_v", "attn_k_norm"] {
+            let unused = format!("{}.weight", layer.tensor(unused));
+            m.loader.skip(reason, |name| name == unused);
+        }
+        let cache = caches[other];
+        caches.push(cache);
+        return attention_to(m, layer, cache, x);
+    }
     let n_kv = facts.n_kv_heads * facts.k_dim;
     let q = m.linear(x, &layer.tensor("attn_q"), facts.n_heads * facts.k_dim)?;
-    let rotate = |m: &mut Builder<'_>, x: Value| match facts.rope {
-        Some(rope) => m.rotate(x, [facts.k_dim, 0], rope),
-        None => x,
+    let k = m.linear(x, &layer.tensor("attn_k"), n_kv)?;
+    // Without a matrix of their own, values are the keys before norm and rotation.
+    let v = match m.loader.has(&layer.tensor("attn_v.weight")) {
+        true => m.linear(x, &layer.tensor("attn_v"), n_kv)?,
+        false => k,
     };
-    let q_norm = layer.tensor("attn_q_norm.weight");
-    let (cache, q) = match facts.kv_of {
-        Some(other) => {
-            let reason = "its layer uses the KV cache of an earlier one";
-            for unused in ["attn_k", "attn_v", "attn_k_norm"] {
-                let unused = format!("{}.weight", layer.tensor(unused));
-                m.loader.skip(reason, |name| name == unused);
-            }
-            let q = normed(m, q, &q_norm, facts)?;
-            (caches[other], rotate(m, q))
-        }
-        None => {
-            let k = m.linear(x, &layer.tensor("attn_k"), n_kv)?;
-            // Without a matrix of their own, values are the keys before norm and rotation.
-            let v = match m.loader.has(&layer.tensor("attn_v.weight")) {
-                true => m.linear(x, &layer.tensor("attn_v"), n_kv)?,
-                false => k,
-            };
-            let v = {
-                let ones = m.loader.push_constant(facts.v_dim, 1.0);
-                m.plan.rms_norm(v, ones, m.config.norm_eps)
-            };
-            let q = normed(m, q, &q_norm, facts)?;
-            let k = normed(m, k, &layer.tensor("attn_k_norm.weight"), facts)?;
-            let (q, k) = (rotate(m, q), rotate(m, k));
-            let cache = m.plan.kv_layer(KvSpec {
-                n_kv_heads: facts.n_kv_heads,
-                k_dim: facts.k_dim,
-                v_dim: facts.v_dim,
-                mask: facts.mask,
-                values: Values::Apart,
-                heads: None,
-            });
-            m.plan.kv_append(cache, k, v);
-            (cache, q)
-        }
+    let v = {
+        let ones = m.loader.push_constant(facts.v_dim, 1.0);
+        m.plan.rms_norm(v, ones, m.config.norm_eps)
     };
+    let q = normed(m, q, &layer.tensor("attn_q_norm.weight"), facts)?;
+    let k = normed(m, k, &layer.tensor("attn_k_norm.weight"), facts)?;
+    let (q, k) = (rotated(m, layer, q), rotated(m, layer, k));
+    let cache = m.plan.kv_layer(KvSpec {
+        n_kv_heads: facts.n_kv_heads,
+        k_dim: facts.k_dim,
+        v_dim: facts.v_dim,
+        mask: facts.mask,
+        values: Values::Apart,
+        heads: None,
+    });
+    m.plan.kv_append(cache, k, v);
     caches.push(cache);
+    attended(m, layer, cache, q)
+}
+
+/// As [`attention`], to what another layer has in the KV cache.
+pub(super) fn attention_to(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    cache: usize,
+    x: Value,
+) -> Result<Value, LoadError> {
+    let facts = layer.facts;
+    let q = m.linear(x, &layer.tensor("attn_q"), facts.n_heads * facts.k_dim)?;
+    let q = normed(m, q, &layer.tensor("attn_q_norm.weight"), facts)?;
+    let q = rotated(m, layer, q);
+    attended(m, layer, cache, q)
+}
+
+fn rotated(m: &mut Builder<'_>, layer: Layer<'_>, x: Value) -> Value {
+    match layer.facts.rope {
+        Some(rope) => m.rotate(x, [layer.facts.k_dim, 0], rope),
+        None => x,
+    }
+}
+
+/// Records what the queries `q` find in the cache, times `attn_output`.
+fn attended(
+    m: &mut Builder<'_>,
+    layer: Layer<'_>,
+    cache: usize,
+    q: Value,
+) -> Result<Value, LoadError> {
+    let facts = layer.facts;
     let heads = (facts.n_heads, None);
     let heads = m.plan.attention(cache, heads, facts.scores, q);
     m.linear(heads, &layer.tensor("attn_output"), m.config.n_embd)

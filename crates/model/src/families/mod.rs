@@ -17,6 +17,7 @@ pub(crate) mod falcon;
 pub(crate) mod gemma;
 pub(crate) mod gemma3n;
 pub(crate) mod gemma4;
+pub(crate) mod gemma4_assistant;
 pub(crate) mod glm4;
 pub(crate) mod gpt2;
 pub(crate) mod gpt_oss;

@@ -5,6 +5,40 @@
 use rocmforge_gguf::Error;
 
 use super::{EXPERT_N_FF, N_EMBD, N_EXPERTS, N_HEADS, N_VOCAB, Synth};
+use rocmforge_gguf::{GgmlType, Writer};
+
+/// Width, network and layers of a drafter.
+const ASSISTANT_N_EMBD: usize = 128;
+const ASSISTANT_N_FF: usize = 192;
+const ASSISTANT_N_LAYERS: usize = 4;
+
+/// Creates the drafter of the model `target` of Gemma 4, in a file of its own, with matrices of type `ty`; `None` if there is no
+/// such model.
+pub fn assistant(target: &str, ty: GgmlType) -> Option<Result<Writer<'static>, Error>> {
+    let name = match target {
+        "gemma4" | "gemma4_moe" => "gemma4_assistant",
+        "gemma4_wide" => "gemma4_wide",
+        _ => return None,
+    };
+    let build = || {
+        let names = (name, "gemma4-assistant");
+        let mut model = Synth::new(names, ty, ASSISTANT_N_LAYERS);
+        model.begin(name);
+        model.gemma4_facts();
+        for (key, value) in [
+            ("embedding_length", ASSISTANT_N_EMBD),
+            ("embedding_length_out", N_EMBD),
+            ("nextn_predict_layers", ASSISTANT_N_LAYERS),
+            ("attention.shared_kv_layers", ASSISTANT_N_LAYERS),
+            ("feed_forward_length", ASSISTANT_N_FF),
+        ] {
+            model.set(key, value as u32);
+        }
+        model.assistant_tensors()?;
+        Ok(model.writer)
+    };
+    Some(build())
+}
 
 /// Values of the input of each layer.
 const N_INPUTS: usize = 32;
@@ -136,6 +170,7 @@ impl Synth {
         }
         Ok(())
     }
+
     fn gemma4_experts(&mut self, tensor: &dyn Fn(&str) -> String) -> Result<(), Error> {
         for norm in ["post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"] {
             self.norm(&tensor(norm), N_EMBD)?;
@@ -148,5 +183,38 @@ impl Synth {
         self.expert_matrices(&tensor(both), [N_EXPERTS, 2 * EXPERT_N_FF, N_EMBD])?;
         self.expert_matrices(&tensor(down), [N_EXPERTS, N_EMBD, EXPERT_N_FF])?;
         self.vector(&tensor("ffn_down_exps.scale"), N_EXPERTS, 1.0, 0.5)
+    }
+
+    fn assistant_tensors(&mut self) -> Result<(), Error> {
+        let n_embd = ASSISTANT_N_EMBD;
+        self.matrix("token_embd.weight", N_VOCAB, n_embd)?;
+        self.norm("output_norm", n_embd)?;
+        let [global, _] = self.heads_of(self.n_layers - 1);
+        self.vector("rope_freqs.weight", global / 2, 4.0, 3.0)?;
+        self.matrix("nextn.post_projection.weight", N_EMBD, n_embd)?;
+        for layer in 0..self.n_layers {
+            let tensor = |name: &str| format!("blk.{layer}.{name}");
+            if layer == 0 {
+                self.matrix(&tensor("nextn.pre_projection.weight"), n_embd, 2 * N_EMBD)?;
+            }
+            let [dim, _] = self.heads_of(layer);
+            self.linear(&tensor("attn_q"), N_HEADS * dim, n_embd)?;
+            let mean = 1.5 / (dim as f32).sqrt();
+            self.vector(&tensor("attn_q_norm.weight"), dim, mean, 0.3 * mean)?;
+            self.linear(&tensor("attn_output"), n_embd, N_HEADS * dim)?;
+            for norm in [
+                "attn_norm",
+                "post_attention_norm",
+                "ffn_norm",
+                "post_ffw_norm",
+            ] {
+                self.norm(&tensor(norm), n_embd)?;
+            }
+            self.vector(&tensor("layer_output_scale.weight"), 1, 0.7, 0.2)?;
+            self.linear(&tensor("ffn_gate"), ASSISTANT_N_FF, n_embd)?;
+            self.linear(&tensor("ffn_up"), ASSISTANT_N_FF, n_embd)?;
+            self.linear(&tensor("ffn_down"), n_embd, ASSISTANT_N_FF)?;
+        }
+        Ok(())
     }
 }
