@@ -7,7 +7,7 @@ mod stepwise;
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use half::f16;
 use rocmforge_cpu as cpu;
@@ -18,6 +18,7 @@ use super::times::{StepPart, Stopwatch};
 use super::{Backend, BackendInfo, OpData, OpObserver, Reply, StepObserver, output};
 use crate::gpu_config::Graphs;
 use crate::offload::Offload;
+use crate::shared_cache::{HostLayer, SharedCache};
 use buffers::CacheData;
 pub(crate) use buffers::{ActsBuffer, LayerCache};
 use rocmforge_gguf::TokenId;
@@ -82,7 +83,8 @@ pub struct CpuBackend {
     buffers: Vec<Vec<f32>>,
     acts: Vec<ActsBuffer>,
     routings: Vec<Routing>,
-    cache: Vec<LayerCache>,
+    /// By layer. A drafter may read it.
+    cache: Vec<HostLayer>,
     /// By state, `[n_slots, len]`.
     states: Vec<Vec<f32>>,
     /// How each layer's keys are rotated, by layer.
@@ -103,7 +105,7 @@ impl CpuBackend {
         let plan = plan.into().plan;
         let new_cache = |spec: &KvSpec| {
             let n_heads = options.n_blocks * options.page * spec.n_kv_heads;
-            LayerCache {
+            Arc::new(RwLock::new(LayerCache {
                 spec: *spec,
                 hadamard: spec.hadamard_lens(options.kv_types),
                 k: CacheData::new(options.kv_types.keys, n_heads, spec.k_dim),
@@ -111,14 +113,25 @@ impl CpuBackend {
                     Values::Apart => CacheData::new(options.kv_types.values, n_heads, spec.v_dim),
                     Values::InKeys => CacheData::new(options.kv_types.values, 0, spec.v_dim),
                 },
-            }
+            }))
         };
+        let cache = plan.kv.iter().map(new_cache).collect();
+        CpuBackend::over(plan, weights, options, cache)
+    }
+
+    /// As [`CpuBackend::new`], with the layers of a cache.
+    pub(crate) fn over(
+        plan: Plan,
+        weights: Arc<Weights>,
+        options: CpuOptions,
+        cache: Vec<HostLayer>,
+    ) -> CpuBackend {
         CpuBackend {
             pool: Pool::new(options.n_threads),
             buffers: vec![Vec::new(); plan.buffers.len()],
             acts: plan.acts.iter().map(ActsBuffer::new).collect(),
             routings: (0..plan.n_routings).map(|_| Routing::new()).collect(),
-            cache: plan.kv.iter().map(new_cache).collect(),
+            cache,
             states: { plan.states.iter() }
                 .map(|state| vec![0.0; options.n_slots * state.len])
                 .collect(),
@@ -234,6 +247,11 @@ impl CpuBackend {
     /// Records the sampled tokens, which may be inputs of the next step.
     pub(crate) fn set_last_sampled(&mut self, rows: &[RowOutput]) {
         self.last_sampled = output::sampled(rows);
+    }
+
+    /// Returns where the cache is, for a drafter that reads it.
+    pub(crate) fn shared_cache(&self) -> SharedCache {
+        SharedCache::on_host(&self.cache)
     }
 
     /// Returns the bytes of the KV cache of this backend's layers.

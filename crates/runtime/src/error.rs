@@ -65,6 +65,16 @@ pub enum ConfigError {
         "on a GPU the types of the KV cache (keys/values) can be {known}, but not {kv_types}; use f16, or run on the CPU"
     )]
     GpuKvTypes { kv_types: KvTypes, known: String },
+    #[error(
+        "the drafter reads layers of the model's KV cache that are not on one device; let one device run all layers, or draft with ngram"
+    )]
+    SplitCache,
+    #[error(
+        "the GPU has no room for the drafter beside the model whose KV cache it reads; use a shorter context, or draft with ngram"
+    )]
+    NoRoomBesideCache,
+    #[error("the model whose KV cache the drafter reads has ended; start both again")]
+    NoCache,
     #[error("the GPU kernels support {0}; run this model on the CPU")]
     GpuLimit(rocmforge_gpu::Limit),
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::backend::{Backend, BackendInfo, IdleWork, OpObserver, Wait};
 use crate::error::{DeviceError, RuntimeError};
+use crate::shared_cache::SharedCache;
 use crate::times::StepObserver;
 use crate::tuning::TuneProgress;
 use here::{Here, Shared};
@@ -40,6 +41,7 @@ enum Command {
 pub struct Executor {
     home: Home,
     info: BackendInfo,
+    cache: SharedCache,
 }
 
 /// Where a backend is.
@@ -99,7 +101,8 @@ impl Executor {
                     commands: Some(commands),
                     thread: Some(thread),
                 };
-                Ok((Executor { home, info }, found))
+                let cache = SharedCache::default();
+                Ok((Executor { home, info, cache }, found))
             }
             Ok(Err(error)) => {
                 // The thread has returned or is about to: it sends the error last.
@@ -118,7 +121,18 @@ impl Executor {
     pub fn here(backend: Box<dyn Backend>) -> Result<Executor, RuntimeError> {
         let info = backend.info();
         let home = Home::Callers(Here::new(backend)?);
-        Ok(Executor { home, info })
+        let cache = SharedCache::default();
+        Ok(Executor { home, info, cache })
+    }
+
+    /// Says where the backend's cache is.
+    pub(crate) fn set_cache(&mut self, cache: SharedCache) {
+        self.cache = cache;
+    }
+
+    /// Returns where the backend's cache is, for a drafter that reads it; nowhere, unless [`start`](crate::start) made it.
+    pub fn cache(&self) -> &SharedCache {
+        &self.cache
     }
 
     /// Adds messages for the user to the backend's own.

@@ -37,6 +37,7 @@ use super::{
 use crate::error::{DeviceError, RuntimeError};
 pub use crate::gpu_config::{GpuConfig, Graphs, TuningUse, WhenIdle};
 pub use crate::offload::{Experts, GpuLayers, Offload};
+use crate::shared_cache::{DeviceLayer, SharedCache};
 pub(crate) use choices::{Choices, Choosing};
 use compile::Segment;
 pub use device::{
@@ -175,6 +176,16 @@ impl GpuBackend {
         weights: &Arc<Weights>,
         options: GpuOptions,
     ) -> Result<GpuBackend, RuntimeError> {
+        GpuBackend::over(gpu, plan, weights, (options, None))
+    }
+
+    /// As [`GpuBackend::new`], with the layers of another model's cache.
+    pub(crate) fn over(
+        gpu: Gpu,
+        plan: impl Into<PlanPart>,
+        weights: &Arc<Weights>,
+        (options, borrowed): (GpuOptions, Option<Vec<DeviceLayer>>),
+    ) -> Result<GpuBackend, RuntimeError> {
         let part: PlanPart = plan.into();
         let segments = compile::segments(&part, weights, &gpu);
         let mut name = format!("{} ({}, {}", gpu.info()?.name, gpu.id(), gpu.target());
@@ -207,7 +218,7 @@ impl GpuBackend {
         };
         let before = gpu.allocated_bytes();
         let latent = compile::latent_heads(&part.plan, &segments);
-        let memory = Memory::new(&gpu, &part.plan, weights, latent, &sizes)?;
+        let memory = Memory::new(&gpu, &part.plan, weights, (latent, borrowed), &sizes)?;
         let kept = memory.kv_bytes() + memory.state_bytes();
         let scratch = gpu.allocated_bytes() - before - kept;
         let transfers = Transfers::new(&gpu, &part, &sizes.step)?;
@@ -247,6 +258,11 @@ impl GpuBackend {
             gpu,
             plan,
         })
+    }
+
+    /// Returns where the cache is, for a drafter that reads it.
+    pub(crate) fn shared_cache(&self) -> SharedCache {
+        SharedCache::on_device(self.gpu.id(), self.memory.own_cache())
     }
 
     /// Ends the start: notices go to `notice` from now on.

@@ -22,6 +22,7 @@ use super::tuning::{TuneProgress, TuningStore};
 use super::{Backend, BackendInfo, BackendPart, IdleWork, OpObserver, Reply, StepObserver};
 use crate::error::RuntimeError;
 use crate::gpu_config::Graphs;
+use crate::shared_cache::SharedCache;
 use rocmforge_plan::Weights;
 use rocmforge_plan::{Batch, RowOutput, StepOutput};
 use rocmforge_plan::{BatchShape, Placement, Plan, Segment, Side};
@@ -95,6 +96,11 @@ impl HybridBackend {
             observer: None,
             step_observer: None,
         })
+    }
+
+    /// Returns where the cache is, for a drafter that reads it.
+    pub(crate) fn shared_cache(&self) -> SharedCache {
+        SharedCache::on_both(self.cpu.shared_cache(), self.gpu.shared_cache())
     }
 
     /// Returns what runs on the GPU. After the GPU's first operation the CPU runs at most experts.

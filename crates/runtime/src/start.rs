@@ -15,6 +15,7 @@ use crate::hybrid::{HybridBackend, HybridOptions};
 use crate::limits::{self, Resolved};
 use crate::place::{self, Place, Placed};
 use crate::plans;
+use crate::shared_cache::{Borrowed, DeviceLayer, HostLayer, SharedCache};
 use rocmforge_cpu::memory;
 use rocmforge_model::Model;
 use rocmforge_plan::Plan;
@@ -35,19 +36,52 @@ pub struct Started {
 /// device fails.
 pub fn start(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError> {
     match &config.device {
-        Device::Cpu => on_cpu(model, config),
-        Device::Gpu(gpu) => on_gpu(model, config, gpu),
+        Device::Cpu => on_cpu(model, config, None),
+        Device::Gpu(gpu) => on_gpu(model, config, (gpu, None)),
+    }
+}
+
+/// Starts a drafter that reads `cache`, the cache of a model with the same page size, context and KV types, on the device on
+/// which the layers are that it reads.
+///
+/// # Errors
+/// [`ConfigError::SplitCache`] if they are on several; others as [`start`].
+pub fn start_beside(
+    model: &Model,
+    config: &EngineConfig,
+    cache: &SharedCache,
+) -> Result<Started, RuntimeError> {
+    match (cache.borrow(&model.plan)?, &config.device) {
+        (Borrowed::Host(layers), _) => on_cpu(model, config, Some(layers)),
+        (Borrowed::Device(id, layers), Device::Gpu(gpu)) => {
+            let gpu = GpuConfig {
+                id: Some(id),
+                ..gpu.clone()
+            };
+            on_gpu(model, config, (&gpu, Some(layers)))
+        }
+        (Borrowed::Device(..), Device::Cpu) => Err(ConfigError::SplitCache.into()),
     }
 }
 
 /// Starts the CPU backend.
-fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError> {
+fn on_cpu(
+    model: &Model,
+    config: &EngineConfig,
+    borrowed: Option<Vec<HostLayer>>,
+) -> Result<Started, RuntimeError> {
     let resolved = limits::resolve(model, config, memory::available_bytes())?;
     let (options, weights) = (cpu_options(config, &resolved), Arc::clone(&model.weights));
     let plan = settled(model.compiled_plan(config.fusion), resolved.limits.n_ctx);
-    let (mut executor, resolved) = Executor::start(config.steps_in_flight, move || {
-        Ok((CpuBackend::new(plan, weights, options), resolved))
+    let (mut executor, (resolved, cache)) = Executor::start(config.steps_in_flight, move || {
+        let backend = match borrowed {
+            Some(layers) => CpuBackend::over(plan, weights, options, layers),
+            None => CpuBackend::new(plan, weights, options),
+        };
+        let cache = backend.shared_cache();
+        Ok((backend, (resolved, cache)))
     })?;
+    executor.set_cache(cache);
     executor.add_notices(few_slots(model, config, &resolved));
     Ok(Started {
         executor,
@@ -57,15 +91,20 @@ fn on_cpu(model: &Model, config: &EngineConfig) -> Result<Started, RuntimeError>
 }
 
 /// Starts a backend with the configured part of `model` on the GPU. The limits depend on its memory.
-fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Started, RuntimeError> {
+fn on_gpu(
+    model: &Model,
+    config: &EngineConfig,
+    (gpu, borrowed): (&GpuConfig, Option<Vec<DeviceLayer>>),
+) -> Result<Started, RuntimeError> {
     if gpu.offload.experts == Experts::OnCpu && !model.config.has_experts() {
         return Err(ConfigError::NoExperts.into());
     }
     if gpu.offload.layers == GpuLayers::Count(0) {
-        return on_cpu(model, config);
+        return on_cpu(model, config, None);
     }
     gpu::kv_types(config.kv_types)?;
-    let (backend, (placed, steps_in_flight)) = caught(|| make(model, config, gpu))??;
+    let made = caught(|| make(model, config, (gpu, borrowed)))??;
+    let (backend, cache, (placed, steps_in_flight)) = made;
     let Placed {
         resolved,
         notice,
@@ -76,6 +115,7 @@ fn on_gpu(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Start
         Place::Gpu => Executor::here(backend)?,
         Place::Cpu | Place::Both(_) => Executor::start(steps_in_flight, || Ok((backend, ())))?.0,
     };
+    executor.set_cache(cache);
     executor.add_notices(notice);
     executor.add_notices(few_slots(model, config, &resolved));
     Ok(Started {
@@ -101,15 +141,22 @@ pub(crate) fn few_slots(
     })
 }
 
-/// A backend, its placement and limits, and its number of steps in flight.
-type Made = (Box<dyn Backend>, (Placed, usize));
+/// A backend, its cache, its placement and limits, and its number of steps in flight.
+type Made = (Box<dyn Backend>, SharedCache, (Placed, usize));
 
 /// Builds the backend of [`on_gpu`].
-fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, RuntimeError> {
+fn make(
+    model: &Model,
+    config: &EngineConfig,
+    (gpu, borrowed): (&GpuConfig, Option<Vec<DeviceLayer>>),
+) -> Result<Made, RuntimeError> {
     let device = gpu.open()?;
     let config = &place::with_step_that_fits(&device, model, config)?;
     let place = || place::place(&device, model, config, gpu.offload);
     let mut placed = place()?;
+    if borrowed.is_some() && !matches!(placed.place, Place::Gpu) {
+        return Err(ConfigError::NoRoomBesideCache.into());
+    }
     let placement = match &placed.place {
         Place::Cpu => return make_on_cpu(model, config, placed),
         Place::Gpu => None,
@@ -132,7 +179,8 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
         Place::Cpu => make_on_cpu(model, config, placed),
         Place::Gpu => {
             let plan = settled(plans::on_gpu(model, config.fusion), n_ctx);
-            let mut backend = GpuBackend::new(device, plan, &model.weights, options)?;
+            let options = (options, borrowed);
+            let mut backend = GpuBackend::over(device, plan, &model.weights, options)?;
             backend.load_kernels()?;
             if let Some(check) = &checked
                 && let Some(faster) = backend.check_graphs()?
@@ -143,7 +191,9 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
                 backend.enable_idle_tuning(store);
             }
             backend.tell_notices(config.notice);
-            Ok((Box::new(backend), (placed, config.steps_in_flight)))
+            let cache = backend.shared_cache();
+            let placed = (placed, config.steps_in_flight);
+            Ok((Box::new(backend), cache, placed))
         }
         Place::Both(placement) => {
             let options = HybridOptions {
@@ -164,7 +214,8 @@ fn make(model: &Model, config: &EngineConfig, gpu: &GpuConfig) -> Result<Made, R
             }
             backend.tell_notices(config.notice);
             // The host has a step's results as soon as it ends, so a second step in flight gains nothing.
-            Ok((Box::new(backend), (placed, 1)))
+            let cache = backend.shared_cache();
+            Ok((Box::new(backend), cache, (placed, 1)))
         }
     }
 }
@@ -200,7 +251,8 @@ fn make_on_cpu(model: &Model, config: &EngineConfig, placed: Placed) -> Result<M
     let options = cpu_options(config, &placed.resolved);
     let backend = CpuBackend::new(plan, Arc::clone(&model.weights), options);
     // The CPU is busy with the step, so a second step in flight gains nothing.
-    Ok((Box::new(backend), (placed, 1)))
+    let cache = backend.shared_cache();
+    Ok((Box::new(backend), cache, (placed, 1)))
 }
 
 fn cpu_options(config: &EngineConfig, resolved: &Resolved) -> CpuOptions {

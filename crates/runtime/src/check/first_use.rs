@@ -228,6 +228,7 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
     };
     let mut seen = HashSet::new();
     let (mut ops, mut layers, mut kv, mut states) = (vec![], vec![], vec![], vec![]);
+    let mut borrowed = Vec::new();
     let mut kept = Vec::new();
     let ends = plan.layers.iter().skip(1).copied().chain([plan.ops.len()]);
     let of_layers = plan.layers.iter().copied().zip(ends);
@@ -252,7 +253,13 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
                     kv.push(plan.kv[*layer]);
                     *layer = kv.len() - 1;
                 }
-                Op::Attention { layer, .. } => *layer = kv.len() - 1,
+                Op::Attention { layer, .. } => {
+                    if let Some(of_other) = plan.borrowed.get(*layer) {
+                        kv.push(plan.kv[*layer]);
+                        borrowed.push(*of_other);
+                    }
+                    *layer = kv.len() - 1;
+                }
                 Op::CausalConv { state, .. } | Op::LinearAttention { state, .. } => {
                     states.push(plan.states[*state]);
                     *state = states.len() - 1;
@@ -266,6 +273,7 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
         ops,
         layers,
         kv,
+        borrowed,
         states,
         ..plan.clone()
     };

@@ -13,6 +13,12 @@ pub(crate) struct LayerCache {
     pub(super) v: CacheData,
 }
 
+impl LayerCache {
+    pub(crate) fn n_kv_heads(&self) -> usize {
+        self.spec.n_kv_heads
+    }
+}
+
 /// Keys or values of one layer. F16 values are stored as bits.
 #[derive(Clone, PartialEq)]
 pub(super) enum CacheData {

@@ -5,6 +5,7 @@ use rocmforge_cpu::{Acts, AttnSeq, AttnShape, Conv, ExpertMatrices, Gate, Produc
 use rocmforge_plan::{ExpertStack, ExpertVectors, Factor, OutMode, Values, Weight};
 
 use super::{ActsBuffer, CpuBackend, CpuStep, LayerCache};
+use crate::shared_cache;
 use rocmforge_plan::Batch;
 use rocmforge_plan::{ActsId, BufferId, Linear, MixWeights, Op, RowCount};
 
@@ -275,7 +276,7 @@ impl CpuBackend {
                     hadamard: [of_k, of_v],
                     k: k_cache,
                     v: v_cache,
-                } = &mut self.cache[layer];
+                } = &mut *shared_cache::write(&self.cache[layer]);
                 let keys = Some((k, spec.k_dim, *of_k, k_cache));
                 let values =
                     (spec.values == Values::Apart).then_some((v, spec.v_dim, *of_v, v_cache));
@@ -299,12 +300,13 @@ impl CpuBackend {
                 out,
             } => {
                 let mut to = self.take(out);
+                let cache = shared_cache::read(&self.cache[layer]);
                 let LayerCache {
                     spec,
                     hadamard: [k_hadamard, v_hadamard],
                     k,
                     v,
-                } = &self.cache[layer];
+                } = &*cache;
                 let shape = AttnShape {
                     n_heads,
                     n_kv_heads: spec.n_kv_heads,
@@ -317,7 +319,8 @@ impl CpuBackend {
                     soft_cap: scores.soft_cap,
                     growth: scores.growth,
                     alibi: scores.alibi,
-                    mask: spec.mask,
+                    // The cache may be another model's.
+                    mask: self.plan.kv[layer].mask,
                 };
                 let seqs: Vec<AttnSeq<'_>> = batch
                     .seqs
@@ -342,6 +345,7 @@ impl CpuBackend {
                     &seqs,
                     &mut to,
                 );
+                drop(cache);
                 self.put(out, to);
             }
             _ => unreachable!("{} is not an attention operation", op.name()),

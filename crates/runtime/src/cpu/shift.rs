@@ -4,8 +4,10 @@ use rocmforge_cpu as cpu;
 use rocmforge_cpu::KvLayout;
 use rocmforge_plan::SlotRun;
 
+use super::buffers::CacheData;
 use super::{CpuBackend, LayerCache};
-use rocmforge_plan::{KvShift, Values};
+use crate::shared_cache;
+use rocmforge_plan::{KeyTurn, KvShift, Values};
 
 /// Tokens whose keys are rotated at once.
 const TURN_ROWS: usize = 256;
@@ -19,7 +21,7 @@ impl CpuBackend {
                 hadamard: [of_k, of_v],
                 k,
                 v,
-            } = &mut self.cache[layer];
+            } = &mut *shared_cache::write(&self.cache[layer]);
             // The cache of some layers may be on another device.
             if spec.n_kv_heads == 0 {
                 continue;
@@ -39,15 +41,14 @@ impl CpuBackend {
             cpu::kv_copy(&keys, &shift.copied, k.as_mut());
             match self.key_turns[layer] {
                 None => cpu::kv_copy(&keys, &shift.turned, k.as_mut()),
-                Some(_) => self.turn(layer, &keys, shift),
+                Some(turn) => self.turn(turn, (&keys, k), shift),
             }
         }
     }
 
     /// Rotates the keys of the shift's runs by its distance and writes them back.
-    fn turn(&mut self, layer: usize, layout: &KvLayout, shift: &KvShift) {
+    fn turn(&self, turn: KeyTurn, (layout, cache): (&KvLayout, &mut CacheData), shift: &KvShift) {
         let (isa, pool) = (self.options.isa, &self.pool);
-        let turn = self.key_turns[layer].expect("the layer rotates its keys");
         let table = &self.plan.rope[turn.table.0 as usize];
         let mut angles = vec![0.0; table.n_rot()];
         table.fill_back(shift.back_by, &mut angles);
@@ -58,7 +59,6 @@ impl CpuBackend {
                 .collect::<Vec<u32>>()
         };
         let (from, to) = (slots(|run| run.from), slots(|run| run.to));
-        let cache = &mut self.cache[layer].k;
         let mut rows = Vec::new();
         for (from, to) in from.chunks(TURN_ROWS).zip(to.chunks(TURN_ROWS)) {
             rows.resize(from.len() * layout.n_kv_heads * layout.dim, 0.0);

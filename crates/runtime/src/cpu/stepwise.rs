@@ -1,6 +1,7 @@
 //! Runs the CPU backend one operation at a time, for checks.
 
 use std::borrow::Cow;
+use std::sync::{Arc, RwLock};
 
 use half::f16;
 use rocmforge_cpu::HeadCode;
@@ -10,6 +11,7 @@ use rocmforge_gguf::quant;
 use super::CpuBackend;
 use super::buffers::{CacheData, LayerCache};
 use crate::error::RuntimeError;
+use crate::shared_cache;
 use crate::stepwise::{Memory, Part, Stepwise};
 use rocmforge_plan::Batch;
 use rocmforge_plan::{KvShift, KvType, KvTypes};
@@ -33,7 +35,7 @@ impl Stepwise for CpuBackend {
             buffers: Cow::Borrowed(&self.buffers),
             acts: Cow::Borrowed(&self.acts),
             routings: Cow::Borrowed(&self.routings),
-            cache: Cow::Borrowed(&self.cache),
+            cache: Cow::Owned(self.copied_cache()),
             states: Cow::Borrowed(&self.states),
         })
     }
@@ -45,7 +47,9 @@ impl CpuBackend {
         self.buffers.clone_from_slice(&memory.buffers);
         self.acts.clone_from_slice(&memory.acts);
         self.routings.clone_from_slice(&memory.routings);
-        self.cache.clone_from_slice(&memory.cache);
+        for (layer, other) in self.cache.iter().zip(&*memory.cache) {
+            shared_cache::write(layer).clone_from(other);
+        }
         self.states.clone_from_slice(&memory.states);
     }
 
@@ -54,22 +58,28 @@ impl CpuBackend {
         let Op::Attention { layer, .. } = self.plan.ops[index] else {
             return self.run_one(index, batch);
         };
-        let LayerCache {
-            spec,
-            hadamard,
-            k,
-            v,
-        } = &self.cache[layer];
-        let rounded = LayerCache {
-            spec: *spec,
-            hadamard: *hadamard,
-            k: k.rounded(),
-            v: v.rounded(),
+        let rounded = {
+            let cache = shared_cache::read(&self.cache[layer]);
+            LayerCache {
+                spec: cache.spec,
+                hadamard: cache.hadamard,
+                k: cache.k.rounded(),
+                v: cache.v.rounded(),
+            }
         };
+        let rounded = Arc::new(RwLock::new(rounded));
         let kept = std::mem::replace(&mut self.cache[layer], rounded);
         let ran = self.run_one(index, batch);
         self.cache[layer] = kept;
         ran
+    }
+
+    /// Returns a copy of the cache.
+    pub(super) fn copied_cache(&self) -> Vec<LayerCache> {
+        let layers = self.cache.iter();
+        layers
+            .map(|layer| shared_cache::read(layer).clone())
+            .collect()
     }
 }
 

@@ -172,7 +172,7 @@ impl GpuBackend {
     /// Runs the compared steps; returns a hash of each step's logits and exports.
     fn hash_steps(&mut self) -> Result<Vec<u64>, RuntimeError> {
         // Otherwise values of an earlier run could hide missing writes of this one.
-        for layer in 0..self.plan.kv.len() {
+        for layer in 0..self.memory.own_cache().len() {
             let layer = self.memory.layer(layer);
             // Layers on the other device have no cache here.
             if !layer.k.is_empty() {

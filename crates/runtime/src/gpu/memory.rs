@@ -2,12 +2,14 @@
 //! captured as graphs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use rocmforge_gpu::ops::{AttentionScratch, HeadsMemory, LatentHeads, Routing, RoutingBuffer};
 use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvTypes, Slice};
 
 use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
+use crate::shared_cache::DeviceLayer;
 use rocmforge_gguf::GgmlType;
 use rocmforge_plan::{
     ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, Weights,
@@ -41,7 +43,9 @@ pub(crate) struct Memory {
     /// `n_rot` and rotations `[n_ctx, n_rot / 2, 2]` of each RoPE table.
     rope: Vec<(usize, Buffer)>,
     /// K and V of each layer.
-    cache: Vec<(KvShape, [Buffer; 2])>,
+    cache: Vec<DeviceLayer>,
+    /// Whether that is another model's cache.
+    is_borrowed: bool,
     /// By state, `[n_slots, len]`.
     states: Vec<Buffer>,
     /// Scratch for one side of a gated GEMM whose activation is a separate launch.
@@ -54,12 +58,13 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// `latent`: the heads of latent attention, if prompts may need keys and values of these.
+    /// `latent`: the heads of latent attention, if prompts may need keys and values of these. `borrowed`: the layers of another
+    /// model's cache, if the plan reads these.
     pub(crate) fn new(
         gpu: &Gpu,
         plan: &Plan,
         weights: &Weights,
-        latent: Option<LatentHeads>,
+        (latent, borrowed): (Option<LatentHeads>, Option<Vec<DeviceLayer>>),
         sizes: &Sizes,
     ) -> Result<Memory, GpuError> {
         let StepSizes {
@@ -97,7 +102,7 @@ impl Memory {
                 v_dim: spec.v_dim,
                 values: spec.values,
             };
-            Ok((shape, shape.alloc(gpu)?))
+            Ok((shape, Arc::new(shape.alloc(gpu)?)))
         });
         let states = plan.states.iter().map(|state| {
             let states = gpu.alloc::<f32>(sizes.step.n_slots * state.len)?;
@@ -120,7 +125,11 @@ impl Memory {
             routings: routings(gpu, plan, max_rows)?,
             heads: head_routings(gpu, plan, max_rows)?,
             rope: rope_tables(gpu, plan, sizes.n_ctx)?,
-            cache: layers.collect::<Result<_, GpuError>>()?,
+            is_borrowed: borrowed.is_some(),
+            cache: match borrowed {
+                Some(layers) => layers,
+                None => layers.collect::<Result<_, GpuError>>()?,
+            },
             states: states.collect::<Result<_, GpuError>>()?,
             gated: gpu.alloc::<f32>(gated)?,
             attention: AttentionScratch::new(
@@ -181,6 +190,14 @@ impl Memory {
         self.heads_memory.as_ref()
     }
 
+    /// Returns K and V of all layers; none if they are another model's.
+    pub(crate) fn own_cache(&self) -> &[DeviceLayer] {
+        match self.is_borrowed {
+            true => &[],
+            false => &self.cache,
+        }
+    }
+
     /// Returns the KV cache of a layer.
     pub(crate) fn layer(&self, layer: usize) -> KvLayer<'_> {
         let (shape, memory) = &self.cache[layer];
@@ -206,7 +223,7 @@ impl Memory {
 
     /// Returns the bytes of the KV cache.
     pub(crate) fn kv_bytes(&self) -> u64 {
-        let buffers = self.cache.iter().flat_map(|(_, memory)| memory);
+        let buffers = { self.own_cache().iter() }.flat_map(|(_, memory)| memory.iter());
         buffers.map(|buffer| buffer.n_bytes() as u64).sum()
     }
 }

@@ -73,14 +73,15 @@ fn shifted_prompt_leaves_the_cache_of_an_unshifted_one() {
             to: (block * PAGE) as u32,
             n_tokens: PAGE as u32,
         });
-        let before = got.cache.clone();
+        let before = got.copied_cache();
         got.shift(&KvShift {
             turned: runs.collect(),
             back_by: BACK_BY,
             ..KvShift::default()
         });
         let mut n_turned = 0;
-        for (layer, (got, wanted)) in got.cache.iter().zip(&wanted.cache).enumerate() {
+        let (got, wanted) = (got.copied_cache(), wanted.copied_cache());
+        for (layer, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
             for (part, (got, wanted)) in got.parts().iter().zip(&wanted.parts()).enumerate() {
                 let largest = wanted.values.iter().fold(0f32, |m, x| m.max(x.abs()));
                 for (got, wanted) in got.values.iter().zip(wanted.values.iter()) {
@@ -93,7 +94,7 @@ fn shifted_prompt_leaves_the_cache_of_an_unshifted_one() {
             }
             n_turned += usize::from(!got.is_same(&before[layer]));
         }
-        let n_layers = got.cache.len();
+        let n_layers = got.len();
         let expected = if name == "smollm3" { 3 } else { n_layers };
         assert_eq!(n_turned, expected, "{name}");
     }
