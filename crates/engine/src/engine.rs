@@ -23,7 +23,7 @@ use rocmforge_plan::{BatchShape, Fusion, Plan};
 use rocmforge_runtime::tuning::TuneProgress;
 use rocmforge_runtime::{
     BackendInfo, Device, EngineConfig, Executor, Limits, OpObserver, Pending, Resolved,
-    RuntimeError, Started, StepObserver, running_plan, start,
+    RuntimeError, SharedCache, Started, StepObserver, running_plan, start,
 };
 use rocmforge_text::TextStream;
 use rocmforge_text::tokenizer::Tokenizer;
@@ -202,6 +202,11 @@ impl Engine {
     /// [`EngineConfig::max_draft`] has slots for.
     pub fn speculate(&mut self, drafter: Box<dyn Drafter>, length: DraftLength) {
         self.speculator = Some(Speculator::new(drafter, length));
+    }
+
+    /// Returns where the KV cache is, for a drafter that reads it.
+    pub fn cache(&self) -> &SharedCache {
+        self.executor.cache()
     }
 
     /// Returns what drafts, if anything does.
@@ -434,7 +439,14 @@ impl Engine {
     /// Frees the memory of the backend, so that another one can be started. Steps fail until [`Engine::restart`].
     pub fn close_backend(&mut self) {
         self.scheduler.break_promises();
+        self.lose_cache();
         self.executor.close();
+    }
+
+    fn lose_cache(&mut self) {
+        if let Some(speculator) = &mut self.speculator {
+            speculator.lose_cache();
+        }
     }
 
     /// Continues on another backend of the same model and limits. Requests in progress are computed again from their
@@ -443,6 +455,7 @@ impl Engine {
         let in_flight = self.in_flight.drain(..);
         let records: Vec<StepRecord> = in_flight.map(|step| step.record).collect();
         self.scheduler.recover(&records);
+        self.lose_cache();
         // The old one ends; none of its steps waits for a mask any more.
         self.executor = executor;
         self.n_restarts += 1;

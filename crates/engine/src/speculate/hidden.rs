@@ -50,6 +50,12 @@ impl Hidden {
         &self.values[row * self.width..(row + 1) * self.width]
     }
 
+    /// Forgets those of the tokens from `index` on.
+    pub(super) fn drop_from(&mut self, index: usize) {
+        let n_kept = index.saturating_sub(self.first);
+        self.values.truncate(n_kept * self.width);
+    }
+
     /// Forgets what is not needed for the token before `next` and later ones.
     pub(super) fn drop_before(&mut self, next: usize) {
         let n_rows = self.end() - self.first;

@@ -4,6 +4,7 @@
 //! Speculative decoding by Leviathan et al. 2023, for samples that are a function of seed and position: a draft is right if
 //! it is what would have been sampled. How many tokens are drafted is learned (`length`).
 
+mod assistant;
 mod gain;
 mod hidden;
 mod length;
@@ -15,10 +16,13 @@ use std::time::{Duration, Instant};
 use rocmforge_gguf::TokenId;
 use rocmforge_runtime::RuntimeError;
 
+use crate::kv_cache::BlockTable;
 use crate::masks::Masks;
 use crate::request::RequestId;
 use crate::scheduler::{Load, Scheduler, StepRecord};
+use crate::sequence::Sequence;
 use crate::sequences::Slot;
+pub use assistant::AssistantDrafter;
 use gain::Gain;
 use hidden::MOST_WAITING;
 pub(crate) use length::Acceptance;
@@ -69,6 +73,9 @@ pub struct Wanted<'a> {
     /// The draft: what comes next, up to the first token of which the drafter knows too little.
     pub draft: Vec<TokenId>,
     pub trust: Trust,
+    /// Where all of `tokens` but the last are in the cache of the model that checks the draft; `None` if a step in flight still
+    /// computes one.
+    pub cached: Option<Cached<'a>>,
     /// Whether the drafter still has tokens of the sequence to read, and reads some at each call.
     pub is_behind: bool,
 }
@@ -81,8 +88,27 @@ impl<'a> Wanted<'a> {
             n_most,
             draft: Vec::new(),
             trust: Trust::default(),
+            cached: None,
             is_behind: false,
         }
+    }
+}
+
+/// The positions of a sequence in the cache of the model that checks its drafts.
+#[derive(Debug)]
+pub struct Cached<'a> {
+    pub table: &'a BlockTable,
+    /// Fewer than the tokens before the last one if the context has shifted.
+    pub n_positions: usize,
+}
+
+impl<'a> Cached<'a> {
+    fn of(sequence: &'a Sequence) -> Option<Cached<'a>> {
+        let is_computed = sequence.pending.is_none() && sequence.void_step.is_none();
+        (is_computed && sequence.n_unsubmitted() == 1).then(|| Cached {
+            table: &sequence.table,
+            n_positions: sequence.n_positions(),
+        })
     }
 }
 
@@ -116,6 +142,11 @@ pub trait Drafter: Send {
     /// # Errors
     /// The drafter cannot go on. It is not used again.
     fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError>;
+
+    /// Lets go of the cache of the model that checks drafts, which ends. Returns whether the drafter cannot do without.
+    fn lose_cache(&mut self) -> bool {
+        false
+    }
 
     /// Forgets a sequence that has ended.
     fn end(&mut self, request: RequestId);
@@ -161,6 +192,13 @@ impl Speculator {
             name: self.drafter.name(),
             pauses: self.gain.pauses(),
             failure: self.failure.clone(),
+        }
+    }
+
+    /// Prepares for the end of the model's backend, whose cache the drafter may read.
+    pub(crate) fn lose_cache(&mut self) {
+        if self.drafter.lose_cache() && self.failure.is_none() {
+            self.failure = Some("the model whose KV cache it reads was started again".into());
         }
     }
 
@@ -379,7 +417,10 @@ impl Speculator {
             // A pending token is drafted first.
             let n_pending = sequence.len() - sequence.tokens.len();
             let n = n.min(n_most) + n_pending;
-            wanted.push(Wanted::new(sequence.id, &sequence.tokens, n));
+            wanted.push(Wanted {
+                cached: Cached::of(sequence),
+                ..Wanted::new(sequence.id, &sequence.tokens, n)
+            });
         }
         let began = Instant::now();
         self.drafter.draft(&mut wanted)?;

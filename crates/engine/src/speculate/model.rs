@@ -3,7 +3,7 @@
 //! own, and then one drafted token after the other; wrong ones are overwritten by the next draft.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::{
@@ -17,7 +17,7 @@ use crate::kv_cache::{BlockPool, BlockTable};
 use crate::request::RequestId;
 
 /// A draft usually ends before a token that the model finds less likely than this.
-const LEAST_PROBABILITY: f32 = 0.2;
+pub(super) const LEAST_PROBABILITY: f32 = 0.2;
 /// First tokens of at least these probabilities have each level of [`Trust`].
 const LEVELS: [f32; Trust::N_LEVELS] = [0.0, 0.5, 0.85];
 
@@ -30,7 +30,6 @@ pub struct ModelDrafter {
     /// Tokens of the vocabulary of this model, and of the model that checks drafts.
     own_vocab: usize,
     n_vocab: usize,
-    greedy: Arc<SamplingParams>,
     next_step: u64,
     /// Values of a row of hidden values, if the model takes those of the checking model.
     hidden_width: Option<usize>,
@@ -95,7 +94,6 @@ impl ModelDrafter {
             caches: HashMap::new(),
             own_vocab,
             n_vocab,
-            greedy: Arc::new(SamplingParams::greedy()),
             next_step: 0,
             hidden_width: None,
             least: LEAST_PROBABILITY,
@@ -200,7 +198,7 @@ impl ModelDrafter {
                 sampled.push(index);
                 batch.logits.push(LogitsRow {
                     row: batch.tokens.len() - 1,
-                    want: Want::Sample(self.greedy_row()),
+                    want: Want::Sample(greedy_row()),
                 });
             }
         }
@@ -213,18 +211,46 @@ impl ModelDrafter {
         }
         Ok(sampled.into_iter().zip(output.rows).collect())
     }
+}
 
-    fn greedy_row(&self) -> SampleRow {
-        SampleRow {
-            params: Arc::clone(&self.greedy),
-            index: 0,
-            counts: Vec::new(),
-            dry: None,
-            mu: None,
-            logprobs: Some(0),
-            mask: None,
-        }
+/// The most likely token, with its probability.
+pub(super) fn greedy_row() -> SampleRow {
+    static GREEDY: LazyLock<Arc<SamplingParams>> =
+        LazyLock::new(|| Arc::new(SamplingParams::greedy()));
+    SampleRow {
+        params: Arc::clone(&GREEDY),
+        index: 0,
+        counts: Vec::new(),
+        dry: None,
+        mu: None,
+        logprobs: Some(0),
+        mask: None,
     }
+}
+
+/// Adds the token of a [`greedy_row`] to a draft, unless it is out of the `n_vocab` tokens of the model that checks it, or less
+/// likely than `least`. Returns whether the draft goes on.
+pub(super) fn take(one: &mut Wanted<'_>, output: RowOutput, n_vocab: usize, least: f32) -> bool {
+    let RowOutput::Sampled {
+        sampled,
+        logprob: Some(logprob),
+        ..
+    } = output
+    else {
+        return false;
+    };
+    let probability = logprob.exp();
+    if one.draft.is_empty() {
+        let level = LEVELS.partition_point(|&least| least <= probability);
+        one.trust = Trust(level.saturating_sub(1));
+    }
+    let is_known = (sampled.id as usize) < n_vocab;
+    // Not if it is no number.
+    if !(is_known && probability >= least) {
+        return false;
+    }
+    one.draft.push(sampled.id);
+    one.draft.len() < one.n_most
 }
 
 impl Drafter for ModelDrafter {
@@ -269,27 +295,7 @@ impl Drafter for ModelDrafter {
             for (index, output) in outputs {
                 let run = &mut runs[index];
                 let one = &mut wanted[run.at];
-                let RowOutput::Sampled {
-                    sampled,
-                    logprob: Some(logprob),
-                    ..
-                } = output
-                else {
-                    run.is_over = true;
-                    continue;
-                };
-                let probability = logprob.exp();
-                if one.draft.is_empty() {
-                    let level = LEVELS.partition_point(|&least| least <= probability);
-                    one.trust = Trust(level.saturating_sub(1));
-                }
-                let is_known = (sampled.id as usize) < self.n_vocab;
-                // Also if it is not a number.
-                run.is_over = !(is_known && probability >= self.least);
-                if !run.is_over {
-                    one.draft.push(sampled.id);
-                    run.is_over = one.draft.len() >= one.n_most;
-                }
+                run.is_over = !take(one, output, self.n_vocab, self.least);
             }
         }
         if self.hidden_width.is_some() {

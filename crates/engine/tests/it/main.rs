@@ -1,6 +1,7 @@
 //! Integration tests of the engine with forge-mini and small random models, on the CPU and on emulated GPUs.
 
 mod architectures;
+mod assistant;
 mod batch_invariant;
 mod common;
 mod context_shift;

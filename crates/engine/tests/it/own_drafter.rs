@@ -20,7 +20,7 @@ fn file(name: &str, ty: GgmlType) -> Arc<Gguf> {
     Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
 }
 
-fn devices() -> impl Iterator<Item = Device> {
+pub(crate) fn devices() -> impl Iterator<Item = Device> {
     [Device::Cpu].into_iter().chain(test_gpu().map(Device::Gpu))
 }
 
@@ -76,10 +76,10 @@ fn logits(started: &Started, tokens: &[TokenId], hidden: &[f32]) -> (Vec<f32>, V
 }
 
 /// The tensors of a drafter.
-struct Tensors<'a> {
-    gguf: &'a Gguf,
-    layer: usize,
-    eps: f64,
+pub(crate) struct Tensors<'a> {
+    pub(crate) gguf: &'a Gguf,
+    pub(crate) layer: usize,
+    pub(crate) eps: f64,
 }
 
 /// The definition, of one sequence.
@@ -92,27 +92,27 @@ struct Definition<'a> {
     base: f64,
 }
 
-type Row = Vec<f64>;
+pub(crate) type Row = Vec<f64>;
 
 impl Tensors<'_> {
-    fn tensor(&self, name: &str) -> Vec<f64> {
+    pub(crate) fn tensor(&self, name: &str) -> Vec<f64> {
         let info = self.gguf.tensor(name).unwrap_or_else(|| panic!("{name}"));
         let mut values = vec![0.0; info.dims.iter().product::<u64>() as usize];
         quant::dequantize(info.ty, self.gguf.tensor_data(info), &mut values).unwrap();
         values.into_iter().map(f64::from).collect()
     }
 
-    fn own(&self, name: &str) -> Vec<f64> {
+    pub(crate) fn own(&self, name: &str) -> Vec<f64> {
         self.tensor(&format!("blk.{}.{name}.weight", self.layer))
     }
 
-    fn norm(&self, x: &[f64], weight: &[f64]) -> Row {
+    pub(crate) fn norm(&self, x: &[f64], weight: &[f64]) -> Row {
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
         let scale = 1.0 / (mean + self.eps).sqrt();
         x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
     }
 
-    fn product(x: &[f64], matrix: &[f64]) -> Row {
+    pub(crate) fn product(x: &[f64], matrix: &[f64]) -> Row {
         let rows = matrix.chunks(x.len());
         rows.map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum())
             .collect()
