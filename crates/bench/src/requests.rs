@@ -14,7 +14,7 @@ use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_plan::Batch;
 use rocmforge_plan::{BatchShape, Op};
-use rocmforge_runtime::{BackendInfo, OpData, OpObserver};
+use rocmforge_runtime::{BackendInfo, OpData, OpObserver, SharedCache};
 
 use crate::error::BenchError;
 use crate::harness::Stop;
@@ -111,6 +111,15 @@ impl Requests {
     ) -> Result<(), EngineError> {
         self.server
             .with_engine(move |engine| engine.speculate(drafter, length))
+    }
+
+    /// Returns where the KV cache is, and the context.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    pub fn cache(&self) -> Result<(SharedCache, usize), EngineError> {
+        self.server
+            .with_engine(|engine| (engine.cache().clone(), engine.n_ctx()))
     }
 
     /// Returns the drafts so far.

@@ -24,7 +24,7 @@ use rocmforge_bench::baseline::Hardware;
 use rocmforge_bench::pace::Pace;
 use rocmforge_cpu::{Isa, default_threads};
 use rocmforge_engine::{ConfigError, Device, EngineError};
-use rocmforge_model::Model;
+use rocmforge_model::{Model, Purpose};
 use rocmforge_plan::{KvTypes, Roofline};
 use rocmforge_runtime::gpu;
 use rocmforge_runtime::gpu::{DeviceId, Experts, GpuConfig, GpuLayers, Offload};
@@ -301,7 +301,12 @@ fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
         if file.gguf.tensors().is_empty() {
             bail!("{} has no weights to run", file.label);
         }
-        let model = Model::load(Arc::clone(&file.gguf)).with_context(|| file.label.clone())?;
+        let gguf = Arc::clone(&file.gguf);
+        let model = match args.speculation.speculate.by {
+            DraftBy::Model(_) => Model::load_for_assistant(Purpose::Text, gguf, &[]),
+            _ => Model::load(gguf),
+        };
+        let model = model.with_context(|| file.label.clone())?;
         let name = match source {
             Source::File(path) => output::for_terminal(&path.to_string_lossy()),
             Source::Synthetic(_) | Source::Embedded => file.label.clone(),

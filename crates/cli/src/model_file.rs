@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use rocmforge::{LoadMode, ModelFile, ModelOptions};
-use rocmforge_model::{Adapter, Model, Purpose};
+use rocmforge_gguf::Gguf;
+use rocmforge_model::{Adapter, LoadError, Model, Purpose};
 use rocmforge_quantize::synthetic::{Synthetic, SyntheticError};
 use rocmforge_text::tokenizer::Tokenizer;
 
@@ -92,6 +93,28 @@ pub fn need_tokenizer(file: &ModelFile, pre: Option<&str>) -> Result<Arc<Tokeniz
 
 /// Loads the file's model with the given adapters, the scaled ones last.
 pub fn load(purpose: Purpose, file: &ModelFile, lora: &LoraArgs, load: &LoadArgs) -> Result<Model> {
+    load_by(Model::load_for, purpose, file, (lora, load))
+}
+
+/// As [`load`], for drafters in files of their own.
+pub fn load_for_assistant(
+    purpose: Purpose,
+    file: &ModelFile,
+    lora: &LoraArgs,
+    load: &LoadArgs,
+) -> Result<Model> {
+    load_by(Model::load_for_assistant, purpose, file, (lora, load))
+}
+
+/// How [`Model`]s are loaded.
+type Load = fn(Purpose, Arc<Gguf>, &[Adapter]) -> Result<Model, LoadError>;
+
+fn load_by(
+    by: Load,
+    purpose: Purpose,
+    file: &ModelFile,
+    (lora, load): (&LoraArgs, &LoadArgs),
+) -> Result<Model> {
     if file.gguf.tensors().is_empty() {
         bail!(
             "{} has no weights; only inspect and tokenize work with it",
@@ -105,5 +128,5 @@ pub fn load(purpose: Purpose, file: &ModelFile, lora: &LoraArgs, load: &LoadArgs
         Ok(Adapter::new(&adapter.label, adapter.gguf, scale)?)
     });
     let adapters = adapters.collect::<Result<Vec<Adapter>>>()?;
-    Model::load_for(purpose, Arc::clone(&file.gguf), &adapters).with_context(|| file.label.clone())
+    by(purpose, Arc::clone(&file.gguf), &adapters).with_context(|| file.label.clone())
 }

@@ -32,16 +32,21 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Loads a file for text or for embeddings.
+    /// Loads a file for text or for embeddings, and for what drafts.
     pub fn new(
         purpose: Purpose,
         file: ModelFile,
         device: &DeviceArgs,
         load: &LoadArgs,
+        speculation: Option<&Speculation>,
     ) -> Result<Loaded> {
         let since = Instant::now();
+        let by = match speculation.map(|speculation| &speculation.by) {
+            Some(DraftBy::Model(_)) => model_file::load_for_assistant,
+            _ => model_file::load,
+        };
         Ok(Loaded {
-            model: model_file::load(purpose, &file, &device.lora, load)?,
+            model: by(purpose, &file, &device.lora, load)?,
             file,
             since,
         })
@@ -82,7 +87,7 @@ impl Session {
         let file = model_file::open(model.model.as_ref(), &model.load)?;
         let loaded = Loaded {
             since,
-            ..Loaded::new(purpose, file, device, &model.load)?
+            ..Loaded::new(purpose, file, device, &model.load, None)?
         };
         let config = config(&loaded.model);
         let pre = model.pre.as_deref();
@@ -101,7 +106,7 @@ impl Session {
         let file = model_file::open(model.model.as_ref(), &model.load)?;
         let loaded = Loaded {
             since,
-            ..Loaded::new(Purpose::Text, file, device, &model.load)?
+            ..Loaded::new(Purpose::Text, file, device, &model.load, Some(speculation))?
         };
         let (loaded, pre) = ((loaded, &model.load), model.pre.as_deref());
         Session::start_loaded(loaded, pre, device, vocabulary, config, Some(speculation))
@@ -160,13 +165,12 @@ impl Session {
             ));
         }
         tell_backend(engine.backend_info());
-        if let Some(Drafting {
-            drafter, length, ..
-        }) = drafting
-        {
+        let config = settled(config, engine.backend_info());
+        if let Some(drafting) = drafting {
+            let target = (engine.cache(), engine.n_ctx());
+            let (drafter, length) = drafting.start(target, &config)?;
             engine.speculate(drafter, length);
         }
-        let config = settled(config, engine.backend_info());
         Ok(Session {
             file,
             tokenizer,

@@ -1,16 +1,17 @@
 //! Makes what `--speculate` asks for.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, bail};
-use rocmforge_engine::speculate::{DraftLength, Drafter, ModelDrafter, NgramDrafter};
+use rocmforge::ModelFile;
+use rocmforge_engine::speculate::{
+    AssistantDrafter, DraftLength, Drafter, ModelDrafter, NgramDrafter,
+};
 use rocmforge_engine::{
     ContextPolicy, Device, DraftCounts, EngineConfig, KvTokens, RequestProgress,
 };
 use rocmforge_gguf::TokenId;
 use rocmforge_model::{Model, Purpose};
-use rocmforge_runtime::Started;
 use rocmforge_runtime::gpu::{Offload, WhenIdle};
+use rocmforge_runtime::{SharedCache, Started, start_beside};
 use rocmforge_text::tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -20,12 +21,70 @@ use crate::{model_file, output};
 /// Sequences whose drafts a model makes at a time. More have none: drafts seldom pay then.
 const DRAFTING_SEQUENCES: usize = 4;
 
+/// The context with which a drafter holds its memory until it starts.
+const HELD_CTX: usize = 256;
+
 /// A drafter, and how much it drafts.
 pub struct Drafting {
-    pub drafter: Box<dyn Drafter>,
-    pub length: DraftLength,
+    by: By,
+    length: DraftLength,
     /// What it takes of a GPU's memory.
     device_bytes: u64,
+}
+
+enum By {
+    Drafter(Box<dyn Drafter>),
+    /// One that starts after the model, whose cache it reads.
+    Assistant(Box<Assistant>),
+}
+
+/// A drafter that reads the cache of its model.
+struct Assistant {
+    label: String,
+    drafts: Model,
+    /// Of its model.
+    n_vocab: usize,
+    hidden_width: usize,
+    /// Has its weights on the GPU until it starts, so that the model leaves the memory.
+    held: Option<Started>,
+}
+
+impl Drafting {
+    /// Returns the drafter beside its model, which runs with `config` and has this cache and context.
+    ///
+    /// # Errors
+    /// It does not start there.
+    pub fn start(
+        self,
+        (cache, n_ctx): (&SharedCache, usize),
+        config: &EngineConfig,
+    ) -> Result<(Box<dyn Drafter>, DraftLength)> {
+        let drafter = match self.by {
+            By::Drafter(drafter) => drafter,
+            By::Assistant(assistant) => assistant.start((cache, n_ctx), config)?,
+        };
+        Ok((drafter, self.length))
+    }
+}
+
+impl Assistant {
+    fn start(
+        self,
+        (cache, n_ctx): (&SharedCache, usize),
+        config: &EngineConfig,
+    ) -> Result<Box<dyn Drafter>> {
+        let config = its_config([n_ctx, n_ctx], config);
+        let started = start_beside(&self.drafts, &config, cache);
+        let started = started.with_context(|| cannot_start(&self.label))?;
+        drop(self.held);
+        let (n_vocab, width) = (self.n_vocab, self.hidden_width);
+        let drafter = AssistantDrafter::new(started, config.page, n_vocab, width);
+        Ok(Box::new(drafter))
+    }
+}
+
+fn cannot_start(label: &str) -> String {
+    format!("cannot start {label}, which is to draft")
 }
 
 /// Returns the settings of an engine whose sequences draft up to `n_most` tokens.
@@ -61,28 +120,32 @@ pub fn drafter(
     load: &LoadArgs,
     config: &EngineConfig,
 ) -> Result<Option<Drafting>> {
-    let (drafter, device_bytes): (Box<dyn Drafter>, u64) = match &speculation.by {
+    let (by, device_bytes) = match &speculation.by {
         DraftBy::Nothing => return Ok(None),
         DraftBy::Auto if model.plan.export().is_none() => return Ok(None),
         DraftBy::Auto => match own_drafter(model, config) {
-            Ok((drafter, n_bytes)) => (Box::new(drafter), n_bytes),
+            Ok((drafter, n_bytes)) => (By::Drafter(Box::new(drafter)), n_bytes),
             Err(error) => {
                 output::note(&format!("notice: answers are not drafted: {error:#}"));
                 return Ok(None);
             }
         },
-        DraftBy::Ngram => (Box::new(NgramDrafter::default()), 0),
+        DraftBy::Ngram => (By::Drafter(Box::new(NgramDrafter::default())), 0),
         DraftBy::Mtp => {
             let (drafter, n_bytes) = own_drafter(model, config)?;
-            (Box::new(drafter), n_bytes)
+            (By::Drafter(Box::new(drafter)), n_bytes)
         }
-        DraftBy::Model(file) => {
-            let (drafter, n_bytes) = model_drafter(file, (model, tokenizer), load, config)?;
-            (Box::new(drafter), n_bytes)
+        DraftBy::Model(path) => {
+            let file = model_file::open(Some(path), load)?;
+            check_vocabulary(&file, tokenizer)?;
+            match Model::drafts_for(&file.gguf) {
+                Some(_) => assistant(file, model, config)?,
+                None => model_drafter(&file, model, load, config)?,
+            }
         }
     };
     Ok(Some(Drafting {
-        drafter,
+        by,
         length: DraftLength::UpTo(speculation.n_most),
         device_bytes,
     }))
@@ -102,11 +165,14 @@ fn own_drafter(model: &Model, config: &EngineConfig) -> Result<(ModelDrafter, u6
 }
 
 /// Starts a model that drafts, with a context and a cache of these numbers of tokens.
-fn start(
-    drafts: &Model,
-    [n_ctx, n_cached]: [usize; 2],
-    config: &EngineConfig,
-) -> Result<(Started, usize)> {
+fn start(drafts: &Model, sizes: [usize; 2], config: &EngineConfig) -> Result<(Started, usize)> {
+    let config = its_config(sizes, config);
+    let started = rocmforge_runtime::start(drafts, &config)?;
+    Ok((started, config.page))
+}
+
+/// Returns the settings of a model that drafts for one with `config`.
+fn its_config([n_ctx, n_cached]: [usize; 2], config: &EngineConfig) -> EngineConfig {
     let mut its_config = EngineConfig {
         n_ctx: Some(n_ctx),
         max_seqs: config.max_seqs.min(DRAFTING_SEQUENCES),
@@ -124,8 +190,7 @@ fn start(
         // It would measure beside the model's steps.
         gpu.tuning.when_idle = WhenIdle::Wait;
     }
-    let started = rocmforge_runtime::start(drafts, &its_config)?;
-    Ok((started, its_config.page))
+    its_config
 }
 
 fn device_bytes(started: &Started) -> u64 {
@@ -133,41 +198,73 @@ fn device_bytes(started: &Started) -> u64 {
     memory.map_or(0, |memory| memory.total)
 }
 
+/// Reads a drafter that reads the cache of its model. On a GPU, it takes its memory at once.
+fn assistant(file: ModelFile, model: &Model, config: &EngineConfig) -> Result<(By, u64)> {
+    let label = file.label;
+    let drafts = model.assistant(file.gguf).with_context(|| label.clone())?;
+    if model.plan.export().is_none() {
+        bail!("{label} drafts text, and the model computes something else; use --speculate off");
+    }
+    // A short context, of whose cache it makes no use.
+    let held = match &config.device {
+        Device::Cpu => None,
+        Device::Gpu(_) => {
+            let (held, _) =
+                start(&drafts, [HELD_CTX; 2], config).with_context(|| cannot_start(&label))?;
+            Some(held)
+        }
+    };
+    let n_bytes = held.as_ref().map_or(0, device_bytes);
+    let assistant = Assistant {
+        label,
+        drafts,
+        n_vocab: model.config.n_vocab,
+        hidden_width: model.config.n_embd,
+        held,
+    };
+    Ok((By::Assistant(Box::new(assistant)), n_bytes))
+}
+
 fn model_drafter(
-    path: &Path,
-    (model, tokenizer): (&Model, Option<&Tokenizer>),
+    file: &ModelFile,
+    model: &Model,
     load: &LoadArgs,
     config: &EngineConfig,
-) -> Result<(ModelDrafter, u64)> {
-    let file = model_file::open(Some(&path.to_path_buf()), load)?;
+) -> Result<(By, u64)> {
     let label = &file.label;
     // Adapters are of the model that checks.
     let adapters = LoraArgs {
         lora: Vec::new(),
         lora_scaled: Vec::new(),
     };
-    let drafts = model_file::load(Purpose::Text, &file, &adapters, load)?;
+    let drafts = model_file::load(Purpose::Text, file, &adapters, load)?;
     if !drafts.plan.states.is_empty() {
         bail!(
             "{label} has recurrent layers, which cannot draft; use a drafter with attention in all layers"
         );
     }
-    let its_tokenizer = model_file::tokenizer(&file, None)?;
+    let n_ctx = config.usual_ctx(model).min(drafts.config.n_ctx_train);
+    let n_cached = n_ctx * config.max_seqs.min(DRAFTING_SEQUENCES);
+    let (started, page) =
+        start(&drafts, [n_ctx, n_cached], config).with_context(|| cannot_start(label))?;
+    let n_bytes = device_bytes(&started);
+    let (own_vocab, n_vocab) = (drafts.config.n_vocab, model.config.n_vocab);
+    let drafter = ModelDrafter::new(started, page, own_vocab, n_vocab);
+    Ok((By::Drafter(Box::new(drafter)), n_bytes))
+}
+
+/// Refuses a drafter whose tokens are not those of the model.
+fn check_vocabulary(file: &ModelFile, tokenizer: Option<&Tokenizer>) -> Result<()> {
+    let its_tokenizer = model_file::tokenizer(file, None)?;
     if let (Some(tokenizer), Some(its)) = (tokenizer, &its_tokenizer)
         && let Some(id) = first_difference(tokenizer, its)
     {
         bail!(
-            "{label} has another vocabulary: token {id} is not the same; use a drafter of the same family"
+            "{} has another vocabulary: token {id} is not the same; use a drafter of the same family",
+            file.label
         );
     }
-    let n_ctx = config.usual_ctx(model).min(drafts.config.n_ctx_train);
-    let n_cached = n_ctx * config.max_seqs.min(DRAFTING_SEQUENCES);
-    let (started, page) = start(&drafts, [n_ctx, n_cached], config)
-        .with_context(|| format!("cannot start {label}, which is to draft"))?;
-    let n_bytes = device_bytes(&started);
-    let (own_vocab, n_vocab) = (drafts.config.n_vocab, model.config.n_vocab);
-    let drafter = ModelDrafter::new(started, page, own_vocab, n_vocab);
-    Ok((drafter, n_bytes))
+    Ok(())
 }
 
 /// Returns the first token that differs. Vocabularies may be padded to another length.

@@ -11,7 +11,7 @@
 
 use crate::serve::log;
 use crate::session;
-use crate::speculation::{self, Drafting};
+use crate::speculation;
 use rocmforge::parts::{Started, settled, start_or_fall_back};
 use std::time::Duration;
 
@@ -157,10 +157,9 @@ impl Bench {
         load: &LoadArgs,
     ) -> Result<()> {
         let model = (model, tokenizer);
-        if let Some(Drafting {
-            drafter, length, ..
-        }) = speculation::drafter(speculation, model, load, &self.config)?
-        {
+        if let Some(drafting) = speculation::drafter(speculation, model, load, &self.config)? {
+            let (cache, n_ctx) = self.requests.cache()?;
+            let (drafter, length) = drafting.start((&cache, n_ctx), &self.config)?;
             self.requests.speculate(drafter, length)?;
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! What a GGUF file is: not every one is a model that writes text.
 
 use rocmforge_gguf::{Gguf, Value, shown};
+use rocmforge_model::Model;
 
 /// What a file is.
 pub struct Kind {
@@ -24,7 +25,7 @@ pub enum Contents {
 }
 
 /// Architectures of llama.cpp that propose tokens for a larger model.
-const DRAFTS: [&str; 3] = ["eagle3", "dflash", "gemma4-assistant"];
+const DRAFTS: [&str; 2] = ["eagle3", "dflash"];
 /// Architectures of llama.cpp for embeddings only.
 const EMBEDDINGS: [&str; 10] = [
     "bert",
@@ -84,6 +85,12 @@ impl Kind {
                 };
             }
             _ => {}
+        }
+        if let Some(of) = Model::drafts_for(gguf) {
+            let about = format!(
+                "a draft model for `{of}` models; give it to its model with --speculate draft:FILE"
+            );
+            return part(about, "model to draft for");
         }
         if arch == "clip" || text("general.type") == Some("mmproj") {
             let about =

@@ -28,7 +28,7 @@ pub fn missing(gguf: &Arc<Gguf>, kind: &Kind) -> Vec<Missing> {
     }
     let arch = gguf.metadata().str("general.architecture");
     let is_known = match arch {
-        Ok(arch) => architectures().any(|known| known == arch),
+        Ok(arch) => architectures().any(|known| known == arch) || Model::drafts_for(gguf).is_some(),
         Err(_) => false,
     };
     match arch {

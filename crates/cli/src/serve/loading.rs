@@ -107,7 +107,8 @@ fn prepare(
     max_bytes: Option<u64>,
 ) -> Result<(Loaded, EngineConfig, Option<u64>)> {
     let label = file.label.clone();
-    let loaded = Loaded::new(purpose(&file)?, file, &args.device, &args.load)?;
+    let (purpose, speculation) = (purpose(&file)?, Some(&args.speculation.speculate));
+    let loaded = Loaded::new(purpose, file, &args.device, &args.load, speculation)?;
     let model = &loaded.model;
     let config = resolve::answer_config(&args.device, &args.context, WhenIdle::Tune)?;
     let config = with_cache(config, args, model, max_bytes.is_none()).with_whole_texts(model);

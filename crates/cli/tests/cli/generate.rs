@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 
-use rocmforge_gguf::GgmlType;
-use rocmforge_testkit::models::families;
+use rocmforge_gguf::{GgmlType, Writer};
+use rocmforge_testkit::models::{self, families};
 use serde_json::{Value, json};
 
 use crate::program::{
@@ -551,4 +551,70 @@ fn drafts_of_the_own_file_change_no_text() {
         assert_eq!(drafted["ids"], plain["ids"], "{how:?}");
         assert_eq!(drafted["speculation"]["drafter"], "mtp", "{how:?}");
     }
+}
+
+/// A drafter in a file of its own reads the model's cache; one made for another model is refused.
+#[test]
+fn drafts_from_the_cache_of_the_model_change_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let ty = GgmlType::Q4_0;
+    let write = |name: &str, writer: Writer<'_>| {
+        let path = folder.path().join(name);
+        fs::write(&path, writer.to_vec().unwrap()).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let file = write("model.gguf", models::model("gemma4", ty).unwrap().unwrap());
+    let of = |name: &str| models::assistant(name, ty).unwrap().unwrap();
+    let own = write("mtp-model.gguf", of("gemma4"));
+    let other = write("mtp-other.gguf", of("gemma4_wide"));
+    let answer = |how: &str| {
+        run(&[
+            "generate",
+            "-m",
+            &file,
+            "--device",
+            "cpu",
+            "--ids",
+            "5,9,17,33,65,3",
+            "-n",
+            "40",
+            "--temp",
+            "0",
+            "--json",
+            "--speculate",
+            how,
+        ])
+    };
+    let plain = answer("off").json();
+    for how in [format!("draft:{own}"), format!("draft:{own},n=2")] {
+        let drafted = answer(&how).json();
+        assert_eq!(drafted["ids"], plain["ids"], "{how}");
+        let speculation = &drafted["speculation"];
+        assert_eq!(speculation["drafter"], "assistant", "{speculation}");
+        assert!(
+            speculation["n_drafted"].as_u64().unwrap() > 0,
+            "{speculation}"
+        );
+    }
+    answer(&format!("draft:{other}")).fails(1, "draft with the file made for it");
+    run(&["generate", "-m", &own, "--ids", "5", "-n", "1"]).fails(1, "--speculate draft:FILE");
+    let bench = [
+        "bench",
+        "-m",
+        &file,
+        "--device",
+        "cpu",
+        "-p",
+        "0",
+        "-n",
+        "24",
+        "-r",
+        "1",
+        "-o",
+        "json",
+        "--speculate",
+        &format!("draft:{own}"),
+    ];
+    let rows = run(&bench).json();
+    assert!(rows[0]["n_drafted"].as_u64().unwrap() > 0, "{rows}");
 }

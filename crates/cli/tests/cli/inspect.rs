@@ -192,8 +192,8 @@ fn a_sentence_says_what_a_file_is() {
         (file("dflash"), "a draft model", &["architecture dflash"]),
         (
             file("gemma4-assistant"),
-            "a draft model",
-            &["architecture gemma4-assistant"],
+            "a draft model for `gemma4` models; give it to its model with --speculate draft:FILE",
+            &["model to draft for"],
         ),
         (
             file("flux"),

@@ -188,7 +188,8 @@ impl Synth {
     fn assistant_tensors(&mut self) -> Result<(), Error> {
         let n_embd = ASSISTANT_N_EMBD;
         self.matrix("token_embd.weight", N_VOCAB, n_embd)?;
-        self.norm("output_norm", n_embd)?;
+        // It is sure of its drafts.
+        self.vector("output_norm.weight", n_embd, 6.0, 2.0)?;
         let [global, _] = self.heads_of(self.n_layers - 1);
         self.vector("rope_freqs.weight", global / 2, 4.0, 3.0)?;
         self.matrix("nextn.post_projection.weight", N_EMBD, n_embd)?;
