@@ -23,7 +23,8 @@ pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
     let known = GgmlType::from_name(ty).with_context(|| format!("no tensor type {ty}"))?;
     let model = models::model(name, known)
         .or_else(|| families::model(name, known))
-        .or_else(|| embeddings::model(name, known));
+        .or_else(|| embeddings::model(name, known))
+        .or_else(|| models::assistant(name.strip_suffix("_assistant")?, known));
     let Some(model) = model else {
         let names: Vec<&str> = names().collect();
         bail!(

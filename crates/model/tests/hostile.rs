@@ -96,6 +96,29 @@ const OTHER_KEYS: [&str; 4] = [
     "rope.scaling.finetuned",
 ];
 
+/// As [`load`], a drafter that reads the cache of `target`.
+fn load_assistant(target: &Model, writer: &Writer<'_>, what: &str) -> Option<String> {
+    let gguf = Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap());
+    let before = LIVE.get();
+    PEAK.set(before);
+    let said = match target.assistant(gguf) {
+        Ok(model) => {
+            let plan = model.compiled_plan(Fusion::On);
+            plan.buffer_bytes(512, 64);
+            assert_eq!(plan.kv_bytes_per_token(KvType::F16), 0, "{what}");
+            None
+        }
+        Err(error) => Some(error.to_string()),
+    };
+    let peak = PEAK.get() - before;
+    assert!(peak <= MOST_BYTES, "{what}: {peak} bytes");
+    if let Some(said) = &said {
+        let is_a_line = !said.contains(['\n', '\r']) && said.len() < 2000;
+        assert!(is_a_line && !said.is_empty(), "{what}: {said}");
+    }
+    said
+}
+
 /// Loads the file; returns what the loader says if it refuses it.
 fn load(writer: &Writer<'_>, what: &str) -> Option<String> {
     let gguf = Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap());
@@ -137,7 +160,11 @@ fn names() -> impl Iterator<Item = &'static str> {
 fn model(name: &str) -> Writer<'static> {
     let model = models::model_of(name, GgmlType::Q4_0, N_LAYERS)
         .or_else(|| families::model_of(name, GgmlType::Q4_0, N_LAYERS));
-    let gguf = Gguf::from_vec(model.unwrap().unwrap().to_vec().unwrap()).unwrap();
+    without_vocabulary(&model.unwrap().unwrap())
+}
+
+fn without_vocabulary(model: &Writer<'_>) -> Writer<'static> {
+    let gguf = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
     let mut out = Writer::new(arch(&gguf));
     let metadata = gguf.metadata().iter();
     for (key, value) in metadata.filter(|(key, _)| !key.starts_with("tokenizer.")) {
@@ -220,6 +247,66 @@ fn any_value_of_any_key(shard: usize) {
         }
     }
     assert!(n_refused > 1000, "{n_refused}");
+}
+
+/// Drafters of Gemma 4, beside a model that they are made for: without a key, with hostile values of each, and without a tensor
+/// or with one of another shape.
+#[test]
+fn any_value_of_any_key_of_an_assistant() {
+    let file = models::model("gemma4", GgmlType::Q4_0).unwrap().unwrap();
+    let file = Arc::new(Gguf::from_vec(file.to_vec().unwrap()).unwrap());
+    let target = Model::load(file).unwrap();
+    let own = models::assistant("gemma4", GgmlType::Q4_0)
+        .unwrap()
+        .unwrap();
+    let own = without_vocabulary(&own);
+    assert_eq!(load_assistant(&target, &own, "as it is"), None);
+    let gguf = Gguf::from_vec(own.to_vec().unwrap()).unwrap();
+    let reasons = |said: &str| names_its_reason(said) || said.contains("drafts for another model");
+    let mut n_refused = 0;
+    let mut try_it = |changed: &Writer<'_>, what: &str| {
+        let loaded = catch_unwind(AssertUnwindSafe(|| load_assistant(&target, changed, what)));
+        if let Some(said) = loaded.unwrap_or_else(|_| panic!("{what}")) {
+            assert!(reasons(&said), "{what}: {said}");
+            n_refused += 1;
+        }
+    };
+    let of_others = keys()
+        .into_iter()
+        .map(|key| format!("gemma4-assistant.{key}"));
+    let own_keys = gguf.metadata().iter().map(|(key, _)| key.to_string());
+    let all: BTreeSet<String> = of_others.chain(own_keys).collect();
+    for key in all.iter().filter(|key| !key.starts_with("general.")) {
+        for value in values() {
+            let what = format!("{key} = {value:?}");
+            let mut changed = own.clone();
+            changed.set(key, value);
+            try_it(&changed, &what);
+        }
+    }
+    for left_out in gguf.tensors() {
+        for dims in [None, Some([7]), Some([512])] {
+            let mut changed = Writer::new("gemma4-assistant");
+            for (key, value) in gguf.metadata().iter() {
+                changed.set(key, value);
+            }
+            for info in gguf.tensors() {
+                let data = gguf.tensor_data(info).to_vec();
+                let is_same = info.name != left_out.name;
+                match dims {
+                    _ if is_same => changed.add_tensor(&info.name, &info.dims, info.ty, data),
+                    Some([n]) => {
+                        let zeros = vec![0.0; n as usize];
+                        changed.add_tensor_f32(&info.name, &[n], GgmlType::F32, &zeros)
+                    }
+                    None => continue,
+                }
+                .unwrap();
+            }
+            try_it(&changed, &format!("{}: {dims:?}", left_out.name));
+        }
+    }
+    assert!(n_refused > 300, "{n_refused}");
 }
 
 #[test]

@@ -41,9 +41,8 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let hidden = m.plan.import(width);
     let table = m.loader.push_shared(&target.weights, of.embedding);
     let tokens = m.plan.embed(table, (width as f64).sqrt() as f32, width);
-    let first = m.config.layer(0);
     let both = [tokens, hidden];
-    let mut x = m.side_by_side(both, &first.tensor("nextn.pre_projection"), n_embd)?;
+    let mut x = m.side_by_side(both, "nextn.pre_projection", n_embd)?;
     let mut caches: Vec<(KvSpec, usize)> = Vec::new();
     for layer in m.config.layers() {
         m.plan.begin_layer();

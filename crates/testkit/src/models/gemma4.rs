@@ -192,12 +192,10 @@ impl Synth {
         self.vector("output_norm.weight", n_embd, 6.0, 2.0)?;
         let [global, _] = self.heads_of(self.n_layers - 1);
         self.vector("rope_freqs.weight", global / 2, 4.0, 3.0)?;
+        self.matrix("nextn.pre_projection.weight", n_embd, 2 * N_EMBD)?;
         self.matrix("nextn.post_projection.weight", N_EMBD, n_embd)?;
         for layer in 0..self.n_layers {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
-            if layer == 0 {
-                self.matrix(&tensor("nextn.pre_projection.weight"), n_embd, 2 * N_EMBD)?;
-            }
             let [dim, _] = self.heads_of(layer);
             self.linear(&tensor("attn_q"), N_HEADS * dim, n_embd)?;
             let mean = 1.5 / (dim as f32).sqrt();
