@@ -18,7 +18,13 @@ pub(crate) type DeviceLayer = (KvShape, Arc<[Buffer; 2]>);
 #[derive(Clone, Default)]
 pub struct SharedCache {
     host: Vec<Weak<RwLock<LayerCache>>>,
-    device: Option<(DeviceId, Vec<(KvShape, Weak<[Buffer; 2]>)>)>,
+    device: Option<OnDevice>,
+}
+
+#[derive(Clone)]
+struct OnDevice {
+    id: DeviceId,
+    layers: Vec<(KvShape, Weak<[Buffer; 2]>)>,
 }
 
 /// The layers of a cache that a plan reads, in its order.
@@ -40,7 +46,10 @@ impl SharedCache {
         let layers = layers.map(|(shape, memory)| (*shape, Arc::downgrade(memory)));
         SharedCache {
             host: Vec::new(),
-            device: Some((id, layers.collect())),
+            device: Some(OnDevice {
+                id,
+                layers: layers.collect(),
+            }),
         }
     }
 
@@ -58,16 +67,15 @@ impl SharedCache {
     /// [`ConfigError::SplitCache`] if they are not on one device, [`ConfigError::NoCache`] if there is no such cache any more.
     pub(crate) fn borrow(&self, plan: &Plan) -> Result<Borrowed, ConfigError> {
         let layers = plan.borrowed.iter();
-        if let Some((id, all)) = &self.device {
+        if let Some(OnDevice { id, layers: all }) = &self.device {
             let of = |&at: &usize| all.get(at).filter(|(shape, _)| shape.n_kv_heads > 0);
             let found: Option<Vec<_>> = layers.clone().map(of).collect();
             if let Some(found) = found {
-                let held =
-                    { found.into_iter() }.map(|(shape, memory)| Some((*shape, memory.upgrade()?)));
-                let held: Option<Vec<DeviceLayer>> = held.collect();
-                return held
-                    .map(|held| Borrowed::Device(*id, held))
-                    .ok_or(ConfigError::NoCache);
+                let held = found.into_iter();
+                let held = held.map(|(shape, memory)| Some((*shape, memory.upgrade()?)));
+                let held = held.collect::<Option<Vec<DeviceLayer>>>();
+                let held = held.ok_or(ConfigError::NoCache)?;
+                return Ok(Borrowed::Device(*id, held));
             }
         }
         let held = layers.map(|&at| self.host.get(at)?.upgrade());

@@ -422,8 +422,11 @@ fn llama_prompt() -> Vec<TokenId> {
     first.into_iter().chain(100..111).collect()
 }
 
-/// Notes drafts, and how many tokens come before each.
-struct Noted(AssistantDrafter, Arc<Mutex<Vec<(usize, Vec<TokenId>)>>>);
+/// Drafts, and how many tokens come before each.
+type Notes = Arc<Mutex<Vec<(usize, Vec<TokenId>)>>>;
+
+/// Notes what is drafted.
+struct Noted(AssistantDrafter, Notes);
 
 impl Drafter for Noted {
     fn name(&self) -> &'static str {
