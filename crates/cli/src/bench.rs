@@ -37,6 +37,7 @@ use crate::baseline::{self, Keeper};
 use crate::exit::{Early, usage};
 use crate::interrupt::{Interrupt, Working};
 use crate::output::{self, Out};
+use crate::speculation::Target;
 use gate::Gate;
 use measure::{Bench, Machine};
 use report::{Printer, Record, model_type};
@@ -455,8 +456,14 @@ impl Run<'_, '_> {
             .map_err(|error| no_room(error, tests))?;
         // Runs are compared with those of other programs and days.
         if !matches!(speculation.by, DraftBy::Nothing | DraftBy::Auto) {
-            let tokenizer = model_file::tokenizer(&self.subjects[subject].file, None)?;
-            bench.speculate(speculation, model, tokenizer.as_deref(), &self.args.load)?;
+            let file = &self.subjects[subject].file;
+            let tokenizer = model_file::tokenizer(file, None)?;
+            let target = Target {
+                file,
+                model,
+                tokenizer: tokenizer.as_deref(),
+            };
+            bench.speculate(speculation, target, &self.args.load)?;
         }
         session::tell_backend(bench.backend_info());
         // A GPU that failed its check is not tried again.

@@ -21,6 +21,7 @@ mod embedded;
 mod exit;
 mod external;
 mod flags;
+mod found_drafter;
 mod generate;
 mod help;
 mod imatrix;

@@ -38,6 +38,7 @@ fn open_with(
         return Ok(ModelFile {
             gguf: Arc::new(gguf),
             label: embedded::NAME.to_string(),
+            folder: None,
         });
     };
     // A download is shown, as `pull` shows it.
@@ -72,6 +73,7 @@ pub fn synthetic(name: &str) -> Result<ModelFile> {
     Ok(ModelFile {
         gguf: Arc::new(model.open().map_err(wrong)?),
         label: format!("synthetic {name}"),
+        folder: None,
     })
 }
 

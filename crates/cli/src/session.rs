@@ -13,8 +13,8 @@ use rocmforge_runtime::BackendInfo;
 use rocmforge_text::tokenizer::Tokenizer;
 
 use crate::args::{DeviceArgs, DraftBy, LoadArgs, ModelArgs, Speculation};
-use crate::speculation::Drafting;
-use crate::{model_file, output, speculation};
+use crate::speculation::{Drafting, Target};
+use crate::{found_drafter, model_file, output, speculation};
 
 /// Whether a command needs a vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,9 @@ impl Loaded {
         let since = Instant::now();
         let by = match speculation.map(|speculation| &speculation.by) {
             Some(DraftBy::Model(_)) => model_file::load_for_assistant,
+            Some(DraftBy::Auto) if !found_drafter::beside(&file).is_empty() => {
+                model_file::load_for_assistant
+            }
             _ => model_file::load,
         };
         Ok(Loaded {
@@ -129,7 +132,12 @@ impl Session {
         // First: the model may take what memory is left.
         let mut drafting = match speculation {
             Some(speculation) => {
-                speculation::drafter(speculation, (&model, tokenizer.as_deref()), load, &config)?
+                let target = Target {
+                    file: &file,
+                    model: &model,
+                    tokenizer: tokenizer.as_deref(),
+                };
+                speculation::drafter(speculation, target, load, &config)?
             }
             None => None,
         };
@@ -167,9 +175,11 @@ impl Session {
         tell_backend(engine.backend_info());
         let config = settled(config, engine.backend_info());
         if let Some(drafting) = drafting {
-            let target = (engine.cache(), engine.n_ctx());
-            let (drafter, length) = drafting.start(target, &config)?;
-            engine.speculate(drafter, length);
+            match drafting.start((engine.cache(), engine.n_ctx()), &config) {
+                Ok((drafter, length)) => engine.speculate(drafter, length),
+                Err(error) if is_auto => speculation::tell_without(&error),
+                Err(error) => return Err(error),
+            }
         }
         Ok(Session {
             file,

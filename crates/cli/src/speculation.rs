@@ -1,6 +1,8 @@
 //! Makes what `--speculate` asks for.
 
-use anyhow::{Context, Result, bail};
+use std::sync::Arc;
+
+use anyhow::{Context, Error, Result, bail};
 use rocmforge::ModelFile;
 use rocmforge_engine::speculate::{
     AssistantDrafter, DraftLength, Drafter, ModelDrafter, NgramDrafter,
@@ -16,7 +18,7 @@ use rocmforge_text::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use crate::args::{DraftBy, LoadArgs, LoraArgs, Speculation};
-use crate::{model_file, output};
+use crate::{found_drafter, model_file, output};
 
 /// Sequences whose drafts a model makes at a time. More have none: drafts seldom pay then.
 const DRAFTING_SEQUENCES: usize = 4;
@@ -110,36 +112,62 @@ pub fn beside(config: EngineConfig, drafting: Option<&Drafting>) -> EngineConfig
     config
 }
 
-/// Starts what drafts for `model`, which will run with `config`.
+/// Says why answers are not drafted, which nobody asked for.
+pub fn tell_without(error: &Error) {
+    output::note(&format!("notice: answers are not drafted: {error:#}"));
+}
+
+/// The model for which tokens are drafted.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    pub file: &'a ModelFile,
+    pub model: &'a Model,
+    pub tokenizer: Option<&'a Tokenizer>,
+}
+
+/// Starts what drafts for the model of `target`, which will run with `config`.
 ///
 /// # Errors
 /// The file of a drafter cannot be used.
 pub fn drafter(
     speculation: &Speculation,
-    (model, tokenizer): (&Model, Option<&Tokenizer>),
+    target: Target<'_>,
     load: &LoadArgs,
     config: &EngineConfig,
 ) -> Result<Option<Drafting>> {
+    let Target {
+        file,
+        model,
+        tokenizer,
+    } = target;
     let (by, device_bytes) = match &speculation.by {
         DraftBy::Nothing => return Ok(None),
         DraftBy::Auto if model.plan.export().is_none() => return Ok(None),
-        DraftBy::Auto => match own_drafter(model, config) {
-            Ok((drafter, n_bytes)) => (By::Drafter(Box::new(drafter)), n_bytes),
-            Err(error) => {
-                output::note(&format!("notice: answers are not drafted: {error:#}"));
-                return Ok(None);
+        DraftBy::Auto => {
+            let started = match found_drafter::find(file, model, load) {
+                Some((file, drafts)) => assistant((file, drafts), model, config),
+                None if model.config.n_nextn == 0 => return Ok(None),
+                None => own_drafter(model, config),
+            };
+            match started {
+                Ok(started) => started,
+                Err(error) => {
+                    tell_without(&error);
+                    return Ok(None);
+                }
             }
-        },
-        DraftBy::Ngram => (By::Drafter(Box::new(NgramDrafter::default())), 0),
-        DraftBy::Mtp => {
-            let (drafter, n_bytes) = own_drafter(model, config)?;
-            (By::Drafter(Box::new(drafter)), n_bytes)
         }
+        DraftBy::Ngram => (By::Drafter(Box::new(NgramDrafter::default())), 0),
+        DraftBy::Mtp => own_drafter(model, config)?,
         DraftBy::Model(path) => {
             let file = model_file::open(Some(path), load)?;
             check_vocabulary(&file, tokenizer)?;
             match Model::drafts_for(&file.gguf) {
-                Some(_) => assistant(file, model, config)?,
+                Some(_) => {
+                    let drafts = model.assistant(Arc::clone(&file.gguf));
+                    let drafts = drafts.with_context(|| file.label.clone())?;
+                    assistant((file, drafts), model, config)?
+                }
                 None => model_drafter(&file, model, load, config)?,
             }
         }
@@ -152,7 +180,7 @@ pub fn drafter(
 }
 
 /// Starts the layers of the model's file that predict further tokens ahead. Also returns what they take of a GPU's memory.
-fn own_drafter(model: &Model, config: &EngineConfig) -> Result<(ModelDrafter, u64)> {
+fn own_drafter(model: &Model, config: &EngineConfig) -> Result<(By, u64)> {
     let drafts = model.drafter()?;
     let n_ctx = config.usual_ctx(model);
     let (started, page) = start(&drafts, [n_ctx, n_ctx], config).context(
@@ -161,7 +189,7 @@ fn own_drafter(model: &Model, config: &EngineConfig) -> Result<(ModelDrafter, u6
     let (n_vocab, width) = (model.config.n_vocab, model.config.n_embd);
     let n_bytes = device_bytes(&started);
     let drafter = ModelDrafter::of_hidden(started, page, n_vocab, width);
-    Ok((drafter, n_bytes))
+    Ok((By::Drafter(Box::new(drafter)), n_bytes))
 }
 
 /// Starts a model that drafts, with a context and a cache of these numbers of tokens.
@@ -198,10 +226,13 @@ fn device_bytes(started: &Started) -> u64 {
     memory.map_or(0, |memory| memory.total)
 }
 
-/// Reads a drafter that reads the cache of its model. On a GPU, it takes its memory at once.
-fn assistant(file: ModelFile, model: &Model, config: &EngineConfig) -> Result<(By, u64)> {
+/// Takes a drafter that reads the cache of its model. On a GPU, it takes its memory at once.
+fn assistant(
+    (file, drafts): (ModelFile, Model),
+    model: &Model,
+    config: &EngineConfig,
+) -> Result<(By, u64)> {
     let label = file.label;
-    let drafts = model.assistant(file.gguf).with_context(|| label.clone())?;
     if model.plan.export().is_none() {
         bail!("{label} drafts text, and the model computes something else; use --speculate off");
     }

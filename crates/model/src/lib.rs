@@ -147,6 +147,13 @@ impl Model {
         registry::assistant(arch).map(|(_, of)| *of)
     }
 
+    /// Returns whether there are drafters in files of their own for the architecture of a file ([`Model::assistant`]).
+    pub fn has_assistants(gguf: &Gguf) -> bool {
+        let arch = gguf.metadata().opt_str("general.architecture");
+        let arch = arch.ok().flatten().unwrap_or_default();
+        registry::family(arch).is_ok_and(|family| family.has_assistants)
+    }
+
     /// Returns the drafter in a file of its own whose layers read this model's KV cache. It imports what the plan of a model from
     /// [`Model::load_for_assistant`] exports. Reads no weights, except those of one matrix.
     ///

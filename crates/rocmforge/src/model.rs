@@ -15,6 +15,8 @@ pub struct ModelFile {
     pub gguf: Arc<Gguf>,
     /// The file's name, safe to print.
     pub label: String,
+    /// The folder in which it lies, if it is a file.
+    pub folder: Option<PathBuf>,
 }
 
 /// A loaded model: its file, its plan and its tokenizer. The weights stay in the mapped file until a device needs them.
@@ -128,6 +130,7 @@ impl ModelOptions {
         Ok(ModelFile {
             gguf: Arc::new(gguf),
             label,
+            folder: path.parent().map(Path::to_path_buf),
         })
     }
 
@@ -223,6 +226,7 @@ impl Model {
         ModelOptions::default().load(ModelFile {
             gguf: Arc::new(gguf),
             label: label.into(),
+            folder: None,
         })
     }
 

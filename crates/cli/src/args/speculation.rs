@@ -34,7 +34,7 @@ pub struct Speculation {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum DraftBy {
-    /// The layers of the model's file that predict further tokens ahead, if it has any.
+    /// The layers of the model's file that predict further tokens ahead, or the drafter in a file beside it, if there are any.
     #[default]
     Auto,
     Nothing,

@@ -11,7 +11,7 @@
 
 use crate::serve::log;
 use crate::session;
-use crate::speculation;
+use crate::speculation::{self, Target};
 use rocmforge::parts::{Started, settled, start_or_fall_back};
 use std::time::Duration;
 
@@ -27,7 +27,6 @@ use rocmforge_plan::{BatchShape, KvTypes, PlanCost, Roofline};
 use rocmforge_profile::schema::Utilization;
 use rocmforge_runtime::BackendInfo;
 use rocmforge_runtime::gpu::Offload;
-use rocmforge_text::tokenizer::Tokenizer;
 
 use super::{Test, sensors};
 use crate::args::{BenchArgs, Device as DeviceArg, DraftBy, LoadArgs, Speculation};
@@ -148,16 +147,14 @@ impl Bench {
         &self.config.device
     }
 
-    /// Lets the sequences of `model` draft.
+    /// Lets the sequences of a model draft.
     pub fn speculate(
         &self,
         speculation: &Speculation,
-        model: &Model,
-        tokenizer: Option<&Tokenizer>,
+        target: Target<'_>,
         load: &LoadArgs,
     ) -> Result<()> {
-        let model = (model, tokenizer);
-        if let Some(drafting) = speculation::drafter(speculation, model, load, &self.config)? {
+        if let Some(drafting) = speculation::drafter(speculation, target, load, &self.config)? {
             let (cache, n_ctx) = self.requests.cache()?;
             let (drafter, length) = drafting.start((&cache, n_ctx), &self.config)?;
             self.requests.speculate(drafter, length)?;

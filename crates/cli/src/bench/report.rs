@@ -590,6 +590,7 @@ mod tests {
             file: ModelFile {
                 gguf,
                 label: "a".to_string(),
+                folder: None,
             },
             kept_name: "a".to_string(),
         };

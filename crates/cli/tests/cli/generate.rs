@@ -596,6 +596,14 @@ fn drafts_from_the_cache_of_the_model_change_no_text() {
             "{speculation}"
         );
     }
+    // The drafter beside the model is found by its name, among those of other models.
+    fs::write(folder.path().join("mtp-broken.gguf"), "no model").unwrap();
+    let drafted = answer("auto").json();
+    assert_eq!(drafted["ids"], plain["ids"]);
+    assert_eq!(drafted["speculation"]["drafter"], "assistant");
+    fs::rename(&own, folder.path().join("drafter.gguf")).unwrap();
+    assert_eq!(answer("auto").json().get("speculation"), None);
+    fs::rename(folder.path().join("drafter.gguf"), &own).unwrap();
     answer(&format!("draft:{other}")).fails(1, "draft with the file made for it");
     run(&["generate", "-m", &own, "--ids", "5", "-n", "1"]).fails(1, "--speculate draft:FILE");
     let bench = [

@@ -54,6 +54,7 @@ fn embeds_texts_and_ranks_documents() {
         let file = ModelFile {
             gguf: Arc::new(gguf),
             label: name.to_string(),
+            folder: None,
         };
         let options = ModelOptions::default().for_embeddings(None);
         options
@@ -330,6 +331,7 @@ fn with_template(template: &str) -> Session {
     let file = ModelFile {
         gguf: Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap()),
         label: "forge-mini".into(),
+        folder: None,
     };
     let model = ModelOptions::default().load(file).unwrap();
     let model = model.device(Device::Cpu).context(256);
