@@ -1,5 +1,7 @@
 //! `--device`: the built-in model on an emulated GPU, and errors of missing devices.
 
+use rocmforge_gguf::GgmlType;
+use rocmforge_testkit::models;
 use serde_json::Value;
 
 use crate::program::run;
@@ -29,6 +31,33 @@ fn gpu_gives_the_same_text() {
     assert_eq!(gpu["text"], cpu["text"]);
     let name = gpu["device"].as_str().unwrap();
     assert!(name.contains(&device), "{name}");
+}
+
+/// A drafter that reads the model's cache takes its memory before the model does, within what both may take.
+#[test]
+fn drafts_from_the_cache_on_a_gpu_change_no_text() {
+    let Some(device) = host_device() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let [file, drafter] = ["model.gguf", "mtp-model.gguf"].map(path);
+    let ty = GgmlType::Q4_0;
+    let model = models::model("gemma4", ty).unwrap().unwrap();
+    std::fs::write(&file, model.to_vec().unwrap()).unwrap();
+    let model = models::assistant("gemma4", ty).unwrap().unwrap();
+    std::fs::write(&drafter, model.to_vec().unwrap()).unwrap();
+    let answer = |how: &str| {
+        let fixed = "--ids 5,9,17,33,65,3 -n 6 --temp 0 --ctx 64 --gpu-memory 96 --json";
+        let fixed: Vec<&str> = fixed.split(' ').collect();
+        let more = ["--device", &device, "--speculate", how];
+        run(&[&["generate", "-m", &file], &fixed[..], &more].concat()).json()
+    };
+    let plain = answer("off");
+    for how in ["auto", &format!("draft:{drafter},n=2")] {
+        let drafted = answer(how);
+        assert_eq!(drafted["ids"], plain["ids"], "{how}");
+        assert_eq!(drafted["speculation"]["drafter"], "assistant", "{how}");
+        assert!(drafted["device"].as_str().unwrap().contains(&device));
+    }
 }
 
 #[test]

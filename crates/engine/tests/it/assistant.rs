@@ -690,6 +690,35 @@ fn assistants_end_with_the_cache() {
     assert!(failure.contains("started again"), "{failure}");
 }
 
+/// What is not a number ends drafts, and no text.
+#[test]
+fn assistants_with_nan_draft_nothing() {
+    let target = target("gemma4", GgmlType::F32);
+    let own = assistant_file("gemma4", GgmlType::F32);
+    let mut writer = Writer::default();
+    for (key, value) in own.metadata().iter() {
+        writer.set(key, value);
+    }
+    for info in own.tensors() {
+        let data = match info.name.as_str() {
+            "output_norm.weight" => f32::NAN.to_le_bytes().repeat(info.dims[0] as usize),
+            _ => own.tensor_data(info).to_vec(),
+        };
+        { &mut writer }
+            .add_tensor(&info.name, &info.dims, info.ty, data)
+            .unwrap();
+    }
+    let drafter = target.assistant(gguf(writer)).unwrap();
+    let requests = [greedy(prompt(20, target.config.n_vocab), 12)];
+    let mut engine = Engine::start(&target, None, &config()).unwrap();
+    let expected = run(&mut engine, &requests);
+    let own = drafter_of(&engine, &drafter, &target, &config());
+    engine.speculate(Box::new(own), DraftLength::Always(3));
+    assert!(run(&mut engine, &requests) == expected);
+    assert_eq!(engine.stats().drafts.n_drafted, 0);
+    assert!(engine.drafter().unwrap().failure.is_none());
+}
+
 fn with(writer: Writer<'static>, key: &str, value: impl Into<OwnedValue>) -> Arc<Gguf> {
     let mut writer = writer;
     writer.set(key, value);
