@@ -35,7 +35,7 @@ pub enum LoadError {
         target: String,
     },
     #[error(
-        "this {arch} file drafts for another model: its {what} is {got}, that of the model {wanted}; draft with the file made for it, or with ngram"
+        "this {arch} file drafts for another model: its {what} is {got}, the model's {wanted}; draft with the file made for it, or with ngram"
     )]
     OtherTarget {
         arch: String,

@@ -740,7 +740,7 @@ fn assistants_of_other_models_are_refused() {
     says(
         &gemma,
         assistant_file("gemma4_wide", ty),
-        &["number of KV heads is 4", "the model 2", "ngram"],
+        &["number of KV heads is 4", "the model's 2", "ngram"],
     );
     let key = "gemma4-assistant.embedding_length_out";
     says(

@@ -50,9 +50,12 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         let known = caches.iter().find(|(known, _)| *known == spec);
         let cache = match known {
             Some((_, cache)) => *cache,
-            None => m.plan.borrowed_kv_layer(spec, of_target),
+            None => {
+                let cache = m.plan.borrowed_kv_layer(spec, of_target);
+                caches.push((spec, cache));
+                cache
+            }
         };
-        caches.push((spec, cache));
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention_to(m, layer, cache, normed)?;
         x = after_attention(m, layer, out, x)?;
