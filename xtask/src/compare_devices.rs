@@ -388,7 +388,7 @@ fn answers(
     for prompt in prompts {
         let mut request = Request::greedy(prompt.clone(), n_decode);
         request.ignore_eos = true;
-        request.prompt_output = PromptOutput::Logits;
+        request.prompt_output = PromptOutput::Logits { from: 0 };
         request.logprobs = Some(N_BEST);
         ids.push(engine.submit(request)?);
     }

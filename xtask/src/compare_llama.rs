@@ -275,7 +275,7 @@ fn ours(model: &Model, prompt: &[u32]) -> Result<(Vec<u32>, Vec<f32>)> {
     })?;
     let decoded = ids.split_off(ids.len() - 1);
     let mut request = Request::greedy(ids.clone(), 0);
-    request.prompt_output = PromptOutput::Logits;
+    request.prompt_output = PromptOutput::Logits { from: 0 };
     let id = engine.submit(request)?;
     let mut rows: Vec<Vec<f32>> = Vec::with_capacity(ids.len());
     engine.run(id, |event| {

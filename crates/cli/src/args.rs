@@ -272,8 +272,8 @@ pub struct TokenizeArgs {
 #[derive(Debug, Args)]
 pub struct PerplexityArgs {
     /// Text file to measure on
-    #[arg(short, long, value_name = "FILE")]
-    pub file: PathBuf,
+    #[arg(short, long, value_name = "FILE", required_unless_present = "kl_base")]
+    pub file: Option<PathBuf>,
     /// Window size in tokens; the second half of each window is scored
     #[arg(
         short,
@@ -286,6 +286,12 @@ pub struct PerplexityArgs {
     /// Maximum number of windows [default: the whole text]
     #[arg(long, value_name = "K")]
     pub chunks: Option<usize>,
+    /// Also save the log-probabilities of all tokens of the vocabulary, for --kl-base
+    #[arg(long, value_name = "FILE")]
+    pub save_logits: Option<PathBuf>,
+    /// Measure the KL divergence from saved log-probabilities, on their text
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "ctx", "save_logits"])]
+    pub kl_base: Option<PathBuf>,
     /// Print JSON: ppl, stderr, tokens, chunks and more
     #[arg(long)]
     pub json: bool,

@@ -175,7 +175,7 @@ fn check_report(request: &Request, session: &Session<Server>) -> Result<()> {
     };
     let of_prompt = match request.prompt_output {
         PromptOutput::Scores { top, .. } => n_prompt.saturating_mul(top.min(n_vocab)),
-        PromptOutput::Logits | PromptOutput::Embedding(_) | PromptOutput::Nothing => 0,
+        PromptOutput::Logits { .. } | PromptOutput::Embedding(_) | PromptOutput::Nothing => 0,
     };
     let of_answer = n_answer.saturating_mul(request.logprobs.unwrap_or(0).min(n_vocab));
     let needed = of_prompt

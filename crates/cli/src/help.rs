@@ -294,9 +294,16 @@ Examples:
   rocmforge perplexity -m model.gguf -f wiki.test.raw
   rocmforge perplexity -m model.gguf -f wiki.test.raw --ctx 2048 --chunks 20 \\
     --json
+  rocmforge perplexity -m model-F16.gguf -f wiki.test.raw --save-logits f16.kld
+  rocmforge perplexity -m model-Q4_K_M.gguf --kl-base f16.kld
+      How much quantization changes what the model predicts.
+  rocmforge perplexity -m model.gguf --kl-base f16.kld --kv-type q4_0
+      The same of a smaller KV cache.
 
 Lower is better. The text is split into windows of --ctx tokens; the second half of each window is scored
-given everything before it in the window. llama-perplexity does the same, so results are comparable.";
+given everything before it in the window. llama-perplexity does the same, so results are comparable, and
+has the same files of log-probabilities (--kl-divergence-base). They are large: for each scored token, two
+bytes for each token of the vocabulary.";
 
 /// Examples of `quantize`; its file types follow.
 pub const QUANTIZE: &str = "\

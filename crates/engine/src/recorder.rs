@@ -434,7 +434,7 @@ pub(crate) fn expected_in(
                 .map(|p| (p, score(visible[p - 1], request.prompt[p])))
                 .collect();
         }
-        PromptOutput::Logits => result.logits = (0..request.prompt.len()).collect(),
+        PromptOutput::Logits { from } => result.logits = (from..request.prompt.len()).collect(),
         PromptOutput::Embedding(_) => {}
     }
     let mut n_tokens = request.prompt.len();

@@ -15,11 +15,11 @@ pub enum PromptOutput {
     Nothing,
     /// Log-probabilities of the tokens at positions `from` (at least 1) and later, each with the `top` best tokens.
     Scores { from: usize, top: usize },
-    /// The logits of every position: for a prompt of 4,096 tokens over a vocabulary of 128,000, 2 GB. Only a program
+    /// The logits of positions `from` and later: for 4,096 positions over a vocabulary of 128,000, 2 GB. Only a program
     /// that drives its own [`Engine`](crate::Engine) gets them, step by step. A [`Handle`](crate::serve::Handle) refuses
     /// them: its engine does not wait for readers, so those of a slow one would pile up in memory. For perplexity, take
     /// [`PromptOutput::Scores`].
-    Logits,
+    Logits { from: usize },
     /// The embedding: hidden values of these tokens of the prompt, as one event. Only a model that was loaded for
     /// embeddings has it.
     Embedding(PooledTokens),

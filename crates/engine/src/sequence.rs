@@ -293,7 +293,9 @@ impl Sequence {
             PromptOutput::Embedding(PooledTokens::First) => 0..1,
             PromptOutput::Embedding(PooledTokens::Last) => self.n_prompt - 1..self.n_prompt,
             PromptOutput::Embedding(PooledTokens::All) => 0..self.n_prompt,
-            PromptOutput::Nothing | PromptOutput::Scores { .. } | PromptOutput::Logits => 0..0,
+            PromptOutput::Nothing | PromptOutput::Scores { .. } | PromptOutput::Logits { .. } => {
+                0..0
+            }
         }
     }
 
@@ -316,8 +318,8 @@ impl Sequence {
             _ if self.n_prompt_outputs == self.n_prompt => usize::MAX,
             PromptOutput::Nothing => usize::MAX,
             PromptOutput::Scores { from, .. } => from.saturating_sub(1),
-            PromptOutput::Logits
-            | PromptOutput::Embedding(PooledTokens::First | PooledTokens::All) => 0,
+            PromptOutput::Logits { from } => from,
+            PromptOutput::Embedding(PooledTokens::First | PooledTokens::All) => 0,
             PromptOutput::Embedding(PooledTokens::Last) => usize::MAX,
         };
         (self.tokens.len() - 1).min(first_output.max(self.n_prompt_outputs))

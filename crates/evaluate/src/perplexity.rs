@@ -9,6 +9,8 @@ use rocmforge_engine::{Engine, EngineError, Event, PromptOutput, Request, Reques
 use rocmforge_gguf::TokenId;
 use rocmforge_plan::ParameterError;
 
+use crate::saved_logits::{MIN_CTX, scored};
+
 /// The perplexity over all windows so far.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Perplexity {
@@ -35,21 +37,7 @@ pub fn perplexity(
     max_chunks: Option<usize>,
     mut on_chunk: impl FnMut(&Perplexity) -> ControlFlow<()>,
 ) -> Result<Perplexity, EngineError> {
-    if n_ctx < 4 {
-        let error = ParameterError {
-            name: "the window",
-            value: n_ctx.to_string(),
-            wanted: "at least 4 tokens",
-        };
-        return Err(RequestError::Parameter(error).into());
-    }
-    if tokens.len() < n_ctx {
-        return Err(RequestError::TextTooShort {
-            n_tokens: tokens.len(),
-            n_ctx,
-        }
-        .into());
-    }
+    check_windows(tokens, n_ctx)?;
     let first_scored = n_ctx / 2 + 1;
     let mut sum = Moments::default();
     let mut result = Perplexity {
@@ -58,15 +46,8 @@ pub fn perplexity(
         tokens: tokens.len(),
         chunks: 0,
     };
-    for window in tokens
-        .chunks_exact(n_ctx)
-        .take(max_chunks.unwrap_or(usize::MAX))
-    {
-        let mut prompt = window.to_vec();
-        if let Some(bos) = bos {
-            prompt[0] = bos;
-        }
-        let mut request = Request::greedy(prompt, 0);
+    for window in windows(tokens, n_ctx, max_chunks) {
+        let mut request = Request::greedy(prompt_of(window, bos), 0);
         request.prompt_output = PromptOutput::Scores {
             from: first_scored,
             top: 0,
@@ -85,6 +66,115 @@ pub fn perplexity(
         }
     }
     Ok(result)
+}
+
+/// Refuses windows that are too small, and texts without one.
+fn check_windows(tokens: &[TokenId], n_ctx: usize) -> Result<(), EngineError> {
+    if n_ctx < MIN_CTX {
+        let error = ParameterError {
+            name: "the window",
+            value: n_ctx.to_string(),
+            wanted: "at least 4 tokens",
+        };
+        return Err(RequestError::Parameter(error).into());
+    }
+    if tokens.len() < n_ctx {
+        return Err(RequestError::TextTooShort {
+            n_tokens: tokens.len(),
+            n_ctx,
+        }
+        .into());
+    }
+    Ok(())
+}
+
+fn windows(
+    tokens: &[TokenId],
+    n_ctx: usize,
+    max_chunks: Option<usize>,
+) -> impl Iterator<Item = &[TokenId]> {
+    let most = max_chunks.unwrap_or(usize::MAX);
+    tokens.chunks_exact(n_ctx).take(most)
+}
+
+fn prompt_of(window: &[TokenId], bos: Option<TokenId>) -> Vec<TokenId> {
+    let mut prompt = window.to_vec();
+    if let Some(bos) = bos {
+        prompt[0] = bos;
+    }
+    prompt
+}
+
+/// As [`perplexity`], with all logits: `on_row` gets those of each scored token and the token.
+///
+/// # Errors
+/// As [`perplexity`], and those of `on_row`.
+pub(crate) fn score_by_logits<E: From<EngineError>>(
+    engine: &mut Engine,
+    (tokens, bos): (&[TokenId], Option<TokenId>),
+    n_ctx: usize,
+    max_chunks: Option<usize>,
+    mut on_row: impl FnMut(TokenId, &[f32]) -> Result<(), E>,
+    on_chunk: &mut dyn FnMut(&Perplexity) -> ControlFlow<()>,
+) -> Result<Perplexity, E> {
+    check_windows(tokens, n_ctx)?;
+    let mut sum = Moments::default();
+    let mut result = Perplexity {
+        ppl: f64::NAN,
+        stderr: f64::NAN,
+        tokens: tokens.len(),
+        chunks: 0,
+    };
+    for window in windows(tokens, n_ctx, max_chunks) {
+        let mut request = Request::greedy(prompt_of(window, bos), 0);
+        let scored = scored(n_ctx);
+        request.prompt_output = PromptOutput::Logits { from: scored.start };
+        let id = engine.submit(request)?;
+        let mut failure = None;
+        engine.run(id, |event| {
+            let Event::PromptLogits {
+                position, logits, ..
+            } = event
+            else {
+                return ControlFlow::Continue(());
+            };
+            if !scored.contains(position) {
+                return ControlFlow::Continue(());
+            }
+            let next = window[position + 1];
+            sum.add(-log_prob(logits, next));
+            match on_row(next, logits) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    failure = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        })?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        result.chunks += 1;
+        (result.ppl, result.stderr) = sum.perplexity();
+        if on_chunk(&result) == ControlFlow::Break(()) {
+            break;
+        }
+    }
+    Ok(result)
+}
+
+/// Returns the log-probability of a token.
+fn log_prob(logits: &[f32], token: TokenId) -> f64 {
+    f64::from(logits[token as usize]) - log_sum(logits)
+}
+
+/// Returns the logarithm of the sum of the exponentials.
+pub(crate) fn log_sum(logits: &[f32]) -> f64 {
+    let most = logits
+        .iter()
+        .fold(f32::NEG_INFINITY, |most, &x| most.max(x));
+    let sum: f64 = logits.iter().map(|&x| f64::from(x - most).exp()).sum();
+    f64::from(most) + sum.ln()
 }
 
 /// Sums of negative log-probabilities.

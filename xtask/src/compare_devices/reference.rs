@@ -53,7 +53,7 @@ pub(super) fn on_cpu(
     let mut all = Vec::new();
     for text in texts {
         let mut request = Request::greedy(text.clone(), 0);
-        request.prompt_output = PromptOutput::Logits;
+        request.prompt_output = PromptOutput::Logits { from: 0 };
         let id = engine.submit(request)?;
         let mut logits: Vec<f32> = Vec::new();
         engine.run(id, |event| {

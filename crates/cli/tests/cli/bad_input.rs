@@ -86,7 +86,16 @@ fn perplexity_needs_a_whole_window() {
     let dir = tempfile::tempdir().unwrap();
     let text = dir.path().join("text.txt");
     fs::write(&text, "A short text.").unwrap();
-    run(&["perplexity", "-f", text.to_str().unwrap()]).fails(1, "--ctx");
+    let text = text.to_str().unwrap();
+    run(&["perplexity", "-f", text]).fails(1, "--ctx");
+    let saved = dir.path().join("saved");
+    let save = ["perplexity", "-f", text, "--save-logits"];
+    run(&[&save[..], &[saved.to_str().unwrap()]].concat()).fails(1, "--ctx");
+    assert!(!saved.exists());
+    run(&[&save[..], &["/nonexistent/saved"]].concat()).fails(1, "'/nonexistent/saved'");
+    run(&["perplexity", "--kl-base", text]).fails(1, "--save-logits");
+    run(&["perplexity", "--kl-base", "/nonexistent/saved"]).fails(1, "'/nonexistent/saved'");
+    run(&["perplexity", "-f", text, "--kl-base", text]).fails(2, "--kl-base");
 }
 
 #[test]

@@ -358,11 +358,29 @@ fn perplexity_prints_the_documented_fields() {
     let ppl = report["ppl"].as_f64().unwrap();
     assert!(ppl > 1.0 && ppl < 2.5, "{ppl}");
     assert!(report["stderr"].as_f64().unwrap() > 0.0);
-    let run = run(&args).ok();
+    let text = run(&args).ok();
     assert!(
-        run.text().starts_with(&format!("PPL = {ppl:.4} +- ")),
+        text.text().starts_with(&format!("PPL = {ppl:.4} +- ")),
         "{}",
-        run.text()
+        text.text()
+    );
+
+    let saved = dir.path().join("saved");
+    let saved = saved.to_str().unwrap();
+    run(&[&args[..], &["--save-logits", saved]].concat()).ok();
+    let compare = ["perplexity", "--kl-base", saved, "--kv-type", "q4_0"];
+    let report = run(&[&compare[..], &["--json"]].concat()).json();
+    let number = |name: &str| report.pointer(name).and_then(Value::as_f64).unwrap();
+    assert_eq!([number("/ctx"), number("/chunks")], [64.0, 2.0]);
+    assert!((number("/base_ppl") / ppl - 1.0).abs() < 1e-3);
+    assert!(number("/kl/mean") > 1e-5 && number("/kl/stderr") > 0.0);
+    assert!(number("/kl_median") <= number("/kl_99") && number("/kl_99") <= number("/kl_max"));
+    assert!(number("/same_top/mean") > 0.8 && number("/probability_rms") > 0.0);
+    let text = run(&compare).ok();
+    assert!(
+        text.text().contains("\nKL divergence = "),
+        "{}",
+        text.text()
     );
 }
 

@@ -46,7 +46,9 @@ fn random_request(random: &mut Random, n_ctx: usize) -> Request {
             from: random.below(n_prompt + 1),
             top: 0,
         },
-        1 => PromptOutput::Logits,
+        1 => PromptOutput::Logits {
+            from: random.below(n_prompt + 1),
+        },
         _ => PromptOutput::Nothing,
     };
     if random.below(3) == 0 {

@@ -180,7 +180,9 @@ impl Step {
             PromptOutput::Scores { from: first, .. } => end
                 .min(sequence.n_prompt - 1)
                 .saturating_sub(from.max(first.saturating_sub(1))),
-            PromptOutput::Logits => end.min(sequence.n_prompt).saturating_sub(from),
+            PromptOutput::Logits { from: first } => {
+                end.min(sequence.n_prompt).saturating_sub(from.max(first))
+            }
             PromptOutput::Embedding(_) => {
                 let positions = sequence.embedded();
                 end.min(positions.end)
@@ -307,7 +309,7 @@ impl Step {
                 };
                 self.output(member, row, purpose, want);
             }
-            PromptOutput::Logits => {
+            PromptOutput::Logits { from } if position >= from => {
                 let purpose = RowPurpose::PromptLogits { position };
                 self.output(member, row, purpose, Want::Logits);
             }
@@ -315,7 +317,10 @@ impl Step {
                 let purpose = RowPurpose::Embedding { position };
                 self.output(member, row, purpose, Want::Hidden);
             }
-            PromptOutput::Scores { .. } | PromptOutput::Embedding(_) | PromptOutput::Nothing => {}
+            PromptOutput::Scores { .. }
+            | PromptOutput::Logits { .. }
+            | PromptOutput::Embedding(_)
+            | PromptOutput::Nothing => {}
         }
     }
 

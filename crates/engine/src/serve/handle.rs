@@ -142,7 +142,7 @@ impl Handle {
         for group in groups {
             let mut leader = None;
             for request in group {
-                if request.prompt_output == PromptOutput::Logits {
+                if matches!(request.prompt_output, PromptOutput::Logits { .. }) {
                     return Err(EngineError::from(RequestError::LogitsStreamed).into());
                 }
                 let mut sequence = self.shared.intake.prepare(request)?;

@@ -251,7 +251,7 @@ fn refuses_requests_beyond_the_queue() {
     let invalid = handle.submit(Request::greedy(vec![], 1));
     assert!(matches!(invalid.err(), Some(SubmitError::Invalid(_))));
     let logits = Request {
-        prompt_output: PromptOutput::Logits,
+        prompt_output: PromptOutput::Logits { from: 0 },
         ..request(1)
     };
     let refused = handle.submit(logits).err().expect("it is refused");

@@ -1,3 +1,4 @@
-//! Tests of importance matrices.
+//! Tests of importance matrices and KL divergence.
 
+mod divergence;
 mod imatrix;

@@ -109,7 +109,7 @@ pub(crate) fn forge_mini_file(variant: &str) -> Option<PathBuf> {
 /// Returns the logits after every token of `prompt`.
 pub(crate) fn logits(engine: &mut Engine, prompt: &[TokenId]) -> Vec<Vec<f32>> {
     let mut request = Request::greedy(prompt.to_vec(), 0);
-    request.prompt_output = PromptOutput::Logits;
+    request.prompt_output = PromptOutput::Logits { from: 0 };
     let id = engine.submit(request).unwrap();
     let mut rows = Vec::new();
     engine
