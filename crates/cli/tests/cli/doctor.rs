@@ -140,10 +140,8 @@ fn a_driver_that_never_answers_is_a_finding() {
     let hangs = tempfile::NamedTempFile::new().unwrap();
     let hang_file = format!("-DHANG_FILE=\"{}\"", hangs.path().display());
     // It may leave its output open or not.
-    for (vendor, closes) in VENDORS
-        .into_iter()
-        .zip(["-DCLOSES_OUTPUT", "-UCLOSES_OUTPUT"])
-    {
+    let closes = ["-DCLOSES_OUTPUT", "-UCLOSES_OUTPUT"];
+    let check_one = |(vendor, closes): (Vendor, &str)| {
         let faults = ["-DANY_KERNEL", "-DFREE_BYTES=1<<30", &hang_file, closes];
         let Some(library) = stub(&vendor, "doctor-hang", &faults) else {
             return;
@@ -154,7 +152,14 @@ fn a_driver_that_never_answers_is_a_finding() {
         let [status, detail] = check(&report, &format!("{} bandwidth", vendor.device));
         assert_eq!([status, detail], ["failed", "no answer within 30 s"]);
         assert_eq!(check(&report, "cpu results")[0], "ok");
-    }
+    };
+    // Both wait half a minute.
+    std::thread::scope(|scope| {
+        for one in VENDORS.into_iter().zip(closes) {
+            let check_one = &check_one;
+            scope.spawn(move || check_one(one));
+        }
+    });
 }
 
 /// Of three GPUs, AMD's runtime leaves the first and the last, and HIP shows the second of these.
