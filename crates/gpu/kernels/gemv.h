@@ -246,7 +246,7 @@ DEV void compute(const Job& job, Some some, Then then = {}) {
     for (u32 r = 0; r < ROWS; r++) {
         Weights from = job.w;
         if (r >= PAIRS && gated) from.data = (u8*)job.up;
-        u32 row = first_of_wave + (gated && r >= PAIRS ? r - PAIRS : r);
+        u32 row = first_of_wave + (gated ? r % PAIRS : r);
         rows[r] = Block<FORMAT, Planes>::of(from, min_of(row, from.n_out - 1));
     }
     u32 x_row[N];
