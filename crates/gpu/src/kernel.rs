@@ -126,6 +126,10 @@ pub(crate) struct Table<T>(Address, PhantomData<T>);
 impl<T> Table<T> {
     /// The address of a table that is missing.
     pub(crate) const NULL: Table<T> = Table(Address::NULL, PhantomData);
+
+    pub(crate) fn address(&self) -> Address {
+        self.0
+    }
 }
 
 impl<T> Slice<'_, T> {

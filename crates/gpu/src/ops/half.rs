@@ -550,6 +550,11 @@ fn n_octets(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> usize {
     x.n_rows.div_ceil(OCTET) + n_tiles
 }
 
+fn made(gpu: &Gpu, acts: &Acts<'_>, tiles: Table<ExpertTile>, is_few: bool) -> Made {
+    let of = [acts.codes.address(), acts.values.address()];
+    Made::new(gpu, of, acts.n_rows, tiles.address(), is_few)
+}
+
 /// Converts the activations of the products, and computes these. All have the same activations.
 pub(super) fn launch(
     gpu: &Gpu,
@@ -557,7 +562,7 @@ pub(super) fn launch(
     works: &[Work<'_>],
 ) -> Result<(), GpuError> {
     let x = HalfActs::new(gpu, memory, works)?;
-    let made = Made::new(gpu, &works[0].x, x.table(), x.is_few);
+    let made = made(gpu, &works[0].x, x.table(), x.is_few);
     if !x.are_codes && !memory.has(made) {
         convert(gpu, &works[0], &x)?;
         memory.remember(Some(made));

@@ -4,10 +4,7 @@
 use std::sync::Mutex;
 
 use crate::gpu::Gpu;
-use crate::kernel::Table;
 use crate::memory::Address;
-use crate::operands::Acts;
-use crate::ops::ExpertTile;
 
 /// The activations that were converted, in which order they are, and by which sequence of launches.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -16,18 +13,24 @@ pub(super) struct Made {
     values: Address,
     n_rows: usize,
     /// Those of experts, or null. Rows of experts are written anew after another routing.
-    tiles: Table<ExpertTile>,
+    tiles: Address,
     /// Whether the order is that of the GEMM of few rows.
     is_few: bool,
     sequence: u64,
 }
 
 impl Made {
-    pub(super) fn new(gpu: &Gpu, acts: &Acts<'_>, tiles: Table<ExpertTile>, is_few: bool) -> Made {
+    pub(super) fn new(
+        gpu: &Gpu,
+        [codes, values]: [Address; 2],
+        n_rows: usize,
+        tiles: Address,
+        is_few: bool,
+    ) -> Made {
         Made {
-            codes: acts.codes.address(),
-            values: acts.values.address(),
-            n_rows: acts.n_rows,
+            codes,
+            values,
+            n_rows,
             tiles,
             is_few,
             sequence: gpu.inner.sequence(),

@@ -6,9 +6,9 @@ use super::super::norm::{ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, al
 use super::super::routing::{CombineNormParams, ExpertTile, Routing};
 use super::super::select;
 use super::division::WARP;
-use super::made::Made;
 use super::{
-    HalfMemory, SMALL, factor_bytes, fits, is_of_codes, kind_of, n_octets, takes_codes, value_bytes,
+    HalfMemory, SMALL, factor_bytes, fits, is_of_codes, kind_of, made, n_octets, takes_codes,
+    value_bytes,
 };
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -317,7 +317,7 @@ impl<'a> HalfRows<'a> {
     }
 
     fn remember(&self, gpu: &Gpu) {
-        let made = Made::new(gpu, &self.out, self.half.tiles, true);
+        let made = made(gpu, &self.out, self.half.tiles, true);
         self.memory.remember(Some(made));
     }
 }
