@@ -100,6 +100,7 @@ fn parts_of_q4_k() {
 }
 
 #[test]
+#[ignore = "exhaustive: run by .ci/run --full"]
 fn parts_of_f16() {
     parts_have_the_same_bits(GgmlType::F16);
 }
