@@ -69,8 +69,7 @@ pub fn save_logits(
     let result = score_by_logits(
         engine,
         (tokens, bos),
-        n_ctx,
-        max_chunks,
+        (n_ctx, max_chunks),
         |_, logits| {
             if let Some(to) = to.take() {
                 writer = Some(SavedLogitsWriter::new(to, saved, n_ctx, logits.len())?);
@@ -105,8 +104,7 @@ pub fn divergence(
     let perplexity = score_by_logits(
         engine,
         (&tokens, bos),
-        n_ctx,
-        max_chunks,
+        (n_ctx, max_chunks),
         |next, logits| {
             let [got, wanted] = [base.n_vocab(), logits.len()];
             if got != wanted {

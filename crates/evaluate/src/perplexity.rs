@@ -37,35 +37,25 @@ pub fn perplexity(
     max_chunks: Option<usize>,
     mut on_chunk: impl FnMut(&Perplexity) -> ControlFlow<()>,
 ) -> Result<Perplexity, EngineError> {
-    check_windows(tokens, n_ctx)?;
-    let first_scored = n_ctx / 2 + 1;
-    let mut sum = Moments::default();
-    let mut result = Perplexity {
-        ppl: f64::NAN,
-        stderr: f64::NAN,
-        tokens: tokens.len(),
-        chunks: 0,
+    let output = PromptOutput::Scores {
+        from: scored(n_ctx).start + 1,
+        top: 0,
     };
-    for window in windows(tokens, n_ctx, max_chunks) {
-        let mut request = Request::greedy(prompt_of(window, bos), 0);
-        request.prompt_output = PromptOutput::Scores {
-            from: first_scored,
-            top: 0,
-        };
-        let id = engine.submit(request)?;
-        engine.run(id, |event| {
-            if let Event::PromptScore { logprob, .. } = event {
-                sum.add(-f64::from(*logprob));
-            }
-            ControlFlow::Continue(())
-        })?;
-        result.chunks += 1;
-        (result.ppl, result.stderr) = sum.perplexity();
-        if on_chunk(&result) == ControlFlow::Break(()) {
-            break;
+    let on_event = |_: &[TokenId], event: &Event, sum: &mut Moments| {
+        if let Event::PromptScore { logprob, .. } = event {
+            sum.add(-f64::from(*logprob));
         }
-    }
-    Ok(result)
+        Ok::<_, EngineError>(())
+    };
+    let text = (tokens, bos);
+    run_windows(
+        engine,
+        text,
+        (n_ctx, max_chunks),
+        output,
+        on_event,
+        &mut on_chunk,
+    )
 }
 
 /// Refuses windows that are too small, and texts without one.
@@ -88,33 +78,13 @@ fn check_windows(tokens: &[TokenId], n_ctx: usize) -> Result<(), EngineError> {
     Ok(())
 }
 
-fn windows(
-    tokens: &[TokenId],
-    n_ctx: usize,
-    max_chunks: Option<usize>,
-) -> impl Iterator<Item = &[TokenId]> {
-    let most = max_chunks.unwrap_or(usize::MAX);
-    tokens.chunks_exact(n_ctx).take(most)
-}
-
-fn prompt_of(window: &[TokenId], bos: Option<TokenId>) -> Vec<TokenId> {
-    let mut prompt = window.to_vec();
-    if let Some(bos) = bos {
-        prompt[0] = bos;
-    }
-    prompt
-}
-
-/// As [`perplexity`], with all logits: `on_row` gets those of each scored token and the token.
-///
-/// # Errors
-/// As [`perplexity`], and those of `on_row`.
-pub(crate) fn score_by_logits<E: From<EngineError>>(
+/// Computes each window with this output. `on_event` gets the window, each of its events, and where to add what a token scored.
+fn run_windows<E: From<EngineError>>(
     engine: &mut Engine,
     (tokens, bos): (&[TokenId], Option<TokenId>),
-    n_ctx: usize,
-    max_chunks: Option<usize>,
-    mut on_row: impl FnMut(TokenId, &[f32]) -> Result<(), E>,
+    (n_ctx, max_chunks): (usize, Option<usize>),
+    output: PromptOutput,
+    mut on_event: impl FnMut(&[TokenId], &Event, &mut Moments) -> Result<(), E>,
     on_chunk: &mut dyn FnMut(&Perplexity) -> ControlFlow<()>,
 ) -> Result<Perplexity, E> {
     check_windows(tokens, n_ctx)?;
@@ -125,30 +95,21 @@ pub(crate) fn score_by_logits<E: From<EngineError>>(
         tokens: tokens.len(),
         chunks: 0,
     };
-    for window in windows(tokens, n_ctx, max_chunks) {
-        let mut request = Request::greedy(prompt_of(window, bos), 0);
-        let scored = scored(n_ctx);
-        request.prompt_output = PromptOutput::Logits { from: scored.start };
+    let windows = tokens.chunks_exact(n_ctx);
+    for window in windows.take(max_chunks.unwrap_or(usize::MAX)) {
+        let mut prompt = window.to_vec();
+        if let Some(bos) = bos {
+            prompt[0] = bos;
+        }
+        let mut request = Request::greedy(prompt, 0);
+        request.prompt_output = output;
         let id = engine.submit(request)?;
         let mut failure = None;
-        engine.run(id, |event| {
-            let Event::PromptLogits {
-                position, logits, ..
-            } = event
-            else {
-                return ControlFlow::Continue(());
-            };
-            if !scored.contains(position) {
-                return ControlFlow::Continue(());
-            }
-            let next = window[position + 1];
-            sum.add(-log_prob(logits, next));
-            match on_row(next, logits) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => {
-                    failure = Some(error);
-                    ControlFlow::Break(())
-                }
+        engine.run(id, |event| match on_event(window, event, &mut sum) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failure = Some(error);
+                ControlFlow::Break(())
             }
         })?;
         if let Some(error) = failure {
@@ -163,9 +124,45 @@ pub(crate) fn score_by_logits<E: From<EngineError>>(
     Ok(result)
 }
 
-/// Returns the log-probability of a token.
-fn log_prob(logits: &[f32], token: TokenId) -> f64 {
-    f64::from(logits[token as usize]) - log_sum(logits)
+/// As [`perplexity`], with all logits: `on_row` gets those of each scored token and the token.
+///
+/// # Errors
+/// As [`perplexity`], if a logit is not a number, and those of `on_row`.
+pub(crate) fn score_by_logits<E: From<EngineError>>(
+    engine: &mut Engine,
+    text: (&[TokenId], Option<TokenId>),
+    (n_ctx, max_chunks): (usize, Option<usize>),
+    mut on_row: impl FnMut(TokenId, &[f32]) -> Result<(), E>,
+    on_chunk: &mut dyn FnMut(&Perplexity) -> ControlFlow<()>,
+) -> Result<Perplexity, E> {
+    let scored = scored(n_ctx);
+    let output = PromptOutput::Logits { from: scored.start };
+    let on_event = |window: &[TokenId], event: &Event, sum: &mut Moments| {
+        let Event::PromptLogits {
+            position, logits, ..
+        } = event
+        else {
+            return Ok(());
+        };
+        if !scored.contains(position) {
+            return Ok(());
+        }
+        let log_sum = log_sum(logits);
+        if !log_sum.is_finite() {
+            return Err(EngineError::from(RequestError::NotFinite).into());
+        }
+        let next = window[position + 1];
+        sum.add(log_sum - f64::from(logits[next as usize]));
+        on_row(next, logits)
+    };
+    run_windows(
+        engine,
+        text,
+        (n_ctx, max_chunks),
+        output,
+        on_event,
+        on_chunk,
+    )
 }
 
 /// Returns the logarithm of the sum of the exponentials.

@@ -44,13 +44,15 @@ pub enum SavedLogitsError {
         "its vocabulary has {got} tokens, and the model's {wanted}; only models of one vocabulary can be compared"
     )]
     Vocabulary { got: usize, wanted: usize },
+    #[error("it has log-probabilities that are not numbers; save it again")]
+    NotFinite,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 /// Positions of a window whose logits are saved.
 pub(crate) fn scored(n_ctx: usize) -> std::ops::Range<usize> {
-    n_ctx / 2..n_ctx - 1
+    n_ctx / 2..n_ctx.saturating_sub(1)
 }
 
 /// Bytes of a row.
@@ -231,11 +233,14 @@ impl SavedLogits {
     /// Reads the next row.
     ///
     /// # Errors
-    /// Those of reading.
-    pub fn read(&mut self, row: &mut Row) -> io::Result<()> {
+    /// Those of reading, and [`SavedLogitsError::NotFinite`].
+    pub fn read(&mut self, row: &mut Row) -> Result<(), SavedLogitsError> {
         self.from.read_exact(&mut self.bytes)?;
         let float = |at: usize| f32::from_le_bytes([0, 1, 2, 3].map(|i| self.bytes[at + i]));
         (row.scale, row.least) = (float(0), float(4));
+        if !(row.scale * f32::from(u16::MAX) + row.least).is_finite() {
+            return Err(SavedLogitsError::NotFinite);
+        }
         row.codes.clear();
         let codes = self.bytes[8..].chunks_exact(2).take(self.n_vocab);
         row.codes

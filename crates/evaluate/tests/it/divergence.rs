@@ -187,6 +187,19 @@ fn damaged_files_are_refused() {
         assert!(refused(&bytes).contains("not in its vocabulary"));
     }
     assert!(SavedLogits::open(dir.path()).is_err());
+    // The scale of a row, and its least number.
+    for (at, number) in [
+        (36, f32::NAN),
+        (36, f32::MAX),
+        (40, f32::NAN),
+        (40, f32::INFINITY),
+    ] {
+        let mut bytes = whole.clone();
+        bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        fs::write(&path, &bytes).unwrap();
+        let result = SavedLogits::open(&path).unwrap().read(&mut Row::default());
+        assert!(matches!(result, Err(SavedLogitsError::NotFinite)));
+    }
 
     // Of another vocabulary.
     fs::write(&path, &whole).unwrap();
