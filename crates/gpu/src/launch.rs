@@ -211,20 +211,13 @@ impl Gpu {
         at_once: usize,
         shared_bytes: u32,
     ) -> u32 {
-        /// On smaller processors this was not measured.
-        const LEAST_SHARED_BYTES: u32 = 200 << 10;
-        /// What the driver takes for each block.
-        const RESERVED_BYTES: u32 = 1 << 10;
-        const UNIT: u32 = 256;
         let facts = &self.inner.facts;
         let each = n_blocks.div_ceil(facts.n_multiprocessors.max(1));
         let is_even = (each * facts.n_multiprocessors) as usize >= at_once;
         if is_even || facts.max_shared_bytes < LEAST_SHARED_BYTES {
             return shared_bytes;
         }
-        // One more block than `each` does not fit.
-        let bytes = (facts.max_shared_bytes + RESERVED_BYTES) / (each + 1);
-        shared_bytes.max((bytes / UNIT + 1) * UNIT - RESERVED_BYTES)
+        shared_bytes.max(bytes_of_each(each, facts.max_shared_bytes))
     }
 
     /// Returns the parameters as the kernel declares them: the whole, then its fields. `None` where images do not say.
@@ -344,6 +337,20 @@ impl Gpu {
     }
 }
 
+/// Processors with less shared memory than this run blocks as they come: the other way was not measured.
+const LEAST_SHARED_BYTES: u32 = 200 << 10;
+
+/// What the driver takes of a processor's shared memory for each block.
+const RESERVED_BYTES: u32 = 1 << 10;
+
+/// Returns how much shared memory a block takes so that `each` of them fit on a processor, and no more. A single block may have
+/// `max_bytes`.
+fn bytes_of_each(each: u32, max_bytes: u32) -> u32 {
+    const UNIT: u32 = 256;
+    let bytes = (max_bytes + RESERVED_BYTES) / (each + 1);
+    (bytes / UNIT + 1) * UNIT - RESERVED_BYTES
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -404,6 +411,16 @@ mod tests {
                 };
                 assert_eq!(found, 96 * expected, "{arch} {blocks:?}");
             }
+        }
+    }
+
+    #[test]
+    fn as_many_blocks_fit_and_no_more() {
+        // Of an H200.
+        let max_bytes = 227 << 10;
+        for each in 1..=16 {
+            let bytes = bytes_of_each(each, max_bytes) + RESERVED_BYTES;
+            assert_eq!((max_bytes + RESERVED_BYTES) / bytes, each);
         }
     }
 }
