@@ -163,6 +163,11 @@ impl Engine {
         self.fusion
     }
 
+    /// Tokens of the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        self.intake.n_vocab
+    }
+
     /// Returns the context size: the number of positions of one sequence.
     pub fn n_ctx(&self) -> usize {
         self.intake.limits.n_ctx

@@ -98,6 +98,10 @@ pub fn divergence(
     max_chunks: Option<usize>,
     on_chunk: &mut dyn FnMut(&Perplexity) -> ControlFlow<()>,
 ) -> Result<Divergence, DivergenceError> {
+    let [got, wanted] = [base.n_vocab(), engine.n_vocab()];
+    if got != wanted {
+        return Err(SavedLogitsError::Vocabulary { got, wanted }.into());
+    }
     let (n_ctx, tokens) = (base.n_ctx(), base.tokens().to_vec());
     let mut row = Row::default();
     let mut sums = Sums::default();
@@ -106,10 +110,6 @@ pub fn divergence(
         (&tokens, bos),
         (n_ctx, max_chunks),
         |next, logits| {
-            let [got, wanted] = [base.n_vocab(), logits.len()];
-            if got != wanted {
-                return Err(SavedLogitsError::Vocabulary { got, wanted }.into());
-            }
             base.read(&mut row)?;
             sums.add(next as usize, logits, &row);
             Ok::<_, DivergenceError>(())
