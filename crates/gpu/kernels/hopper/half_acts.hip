@@ -59,22 +59,15 @@ struct Octet {
     }
 };
 
-// What lanes 0 .. 3 have of a row in a product: the pairs of both halves of its k.
-struct Pairs {
-    u32x4 first, second;
-};
-
 // Writes those of product s of 128 values.
 DEV void write(const HalfActsParams& p, const Octet& octet, u32 row, u32 block, u32 s, u32 n_parts, u32 part, const Pairs& v) {
-    u8* to = p.x + ((u64)((2 * block + s / 4) * n_parts + part) * p.n_octets + octet.at) * wgmma::OCTET_BYTES;
+    u8* to = place_of_product(p.x, p.n_octets, octet.at, block, s, n_parts, part);
     if (p.is_few) {
         to += s % 4 / 2 * (WARP_SIZE * 16) + row * 64 + s % 2 * 8;
 #pragma unroll
         for (u32 q = 0; q < 4; q++) *(u32x2*)(to + q * 16) = u32x2{{v.first.v[q], v.second.v[q]}};
     } else {
-        to += s % 4 * wgmma::ALONG_STEP + row * 16;
-        store16(to, v.first);
-        store16(to + wgmma::ALONG_K, v.second);
+        store_of_b(to, row, s, v);
     }
 }
 

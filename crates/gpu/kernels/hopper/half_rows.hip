@@ -1,6 +1,6 @@
-// Activations of few rows, quantized as norm.hip and experts.hip do it, and the same as f16 for the GEMM of few rows
-// (gemm/half_few.h), with the bits and in the order that half_acts.hip gives them. That saves a launch for each product. What
-// is in place of rows past the last one is not written; it reaches sums that are not stored.
+// Activations quantized as norm.hip and experts.hip do it, and the same as f16 for GEMM (gemm/half.h, gemm/half_few.h), with
+// the bits and in the orders that half_acts.hip gives them. That saves a launch for each product. What is in place of rows past
+// the last one is not written; it reaches sums that are not stored.
 //
 // rms_norm_half:     rms_norm.      combine_norm_half: combine_norm.
 // quantize_half:     quantize, or quantize_rows without weights.
@@ -24,13 +24,15 @@ constexpr u32 MAX_CLUSTER = 1;
 EXPORT_U32(half_rows_cluster, MAX_CLUSTER)
 
 struct HalfOut {
+    // The values in the order of the GEMM of few rows, and in that of B of wgmma; one may be null.
+    u8* few;
+    u8* wide;
     // As in HalfParams (gemm/half.h).
-    u8* x;
     float* factors;
     const ExpertTile* tiles;
     u32 n_octets;
     u32 n_tiles;
-    FIELDS(x, factors, tiles, n_octets, n_tiles)
+    FIELDS(few, wide, factors, tiles, n_octets, n_tiles)
 };
 
 // Returns where a row is in the octets. All threads of the block must call it.
@@ -94,7 +96,7 @@ template <u32 BLOCK> struct RowCodes {
         const float up = up_of_scales(cluster_max(wave_max(largest), n_blocks));
         if (tid() == 0) half.factors[row] = 1.0f / up;
         const u64 base = (u64)row * width;
-        u8* x = half.x + place / 8 * wgmma::OCTET_BYTES + place % 8 * 64;
+        u8* few = half.few + place / 8 * wgmma::OCTET_BYTES + place % 8 * 64;
         for (u32 at = first + tid() * OCTET; at < end; at += n_waves() * WARP_SIZE * OCTET) {
             u32x4 piece = {};
             if (at < width) {
@@ -106,9 +108,27 @@ template <u32 BLOCK> struct RowCodes {
                 if (at % 16 == 0) out.sums[(base + at) / 16] = here.sums[(at - first) / 16];
                 if (at % BLOCK == 0) out.scales[(base + at) / BLOCK] = scale;
             }
+            if (!half.few) continue;
             // Of 128 values a lane multiplies 32, in two blocks of 64 values of k, and in each half of a block two products.
             const u64 block = (u64)(at / 128 * 2 + at % 32 / 16) * half.n_octets;
-            store16(x + block * wgmma::OCTET_BYTES + at % 16 / 8 * (WARP_SIZE * 16) + at % 128 / 32 * 16, piece);
+            store16(few + block * wgmma::OCTET_BYTES + at % 16 / 8 * (WARP_SIZE * 16) + at % 128 / 32 * 16, piece);
+        }
+        if (half.wide) store_wide(half, up, place, width, end);
+    }
+
+    // Writes the values to half.wide, multiplied by `up`.
+    DEV_MEMBER void store_wide(const HalfOut& half, float up, u32 place, u32 width, u32 end) const {
+        for (u32 i = first / 16 + tid(); i < end / 16; i += n_waves() * WARP_SIZE) {
+            const u32 block = i / 8, s = i % 8;
+            Pairs pairs = {};
+#pragma unroll
+            for (u32 q = 0; q < 4; q++) {
+                const u32 at = block * 128 + 32 * q + 4 * s;
+                if (at >= width) continue;
+                const u32x2 halves = halves_of(*(const u32*)(here.codes + at - first), here.scales[(at - first) / BLOCK] * up);
+                pairs.first.v[q] = halves.v[0], pairs.second.v[q] = halves.v[1];
+            }
+            store_of_b(place_of_product(half.wide, half.n_octets, place / 8, block, s), place % 8, s, pairs);
         }
     }
 };

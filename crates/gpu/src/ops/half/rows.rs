@@ -1,21 +1,22 @@
-//! Quantization that also writes what the GEMM of few rows takes: f16 activations, with the bits that a launch of
-//! `half_acts_*` would give them (`kernels/hopper/half_rows.hip`).
+//! Quantization that also writes what GEMM takes: f16 activations, with the bits that a launch of `half_acts_*` would give them
+//! (`kernels/hopper/half_rows.hip`).
+
+use std::ops::Range;
 
 use super::super::elementwise::parameters_of;
 use super::super::norm::{ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned};
 use super::super::routing::{CombineNormParams, ExpertTile, Routing};
 use super::super::select;
 use super::division::WARP;
+use super::made::Orders;
 use super::{
-    HalfMemory, SMALL, factor_bytes, fits, is_of_codes, kind_of, made, n_octets, takes_codes,
-    value_bytes,
+    HalfMemory, fits, is_of_codes, kind_of, made, n_octets, orders_of, places_of, takes_codes,
 };
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, Table, kernels, layout};
 use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Activation, Acts};
-use crate::variant::Variant;
 
 /// The most threads of a block.
 const MAX_THREADS: usize = 1024;
@@ -26,18 +27,14 @@ const THREADS_OF_SEVERAL: usize = 256;
 /// Values that blocks do not divide.
 const UNIT: usize = 256;
 
-/// The most rows: those of a tile of few rows.
-const MAX_ROWS: usize = 32;
-/// The same where all steps of answers take these tiles ([`Variant::RowsAnswer`]).
-const MAX_ROWS_OF_ANSWERS: usize = 64;
-
 /// Codes of longer rows would leave no room for other blocks.
 const MAX_SHARED_BYTES: usize = 64 << 10;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct HalfOut {
-    x: Address,
+    few: Address,
+    wide: Address,
     factors: Address,
     tiles: Table<ExpertTile>,
     n_octets: u32,
@@ -45,7 +42,8 @@ struct HalfOut {
 }
 
 layout!(HalfOut {
-    x,
+    few,
+    wide,
     factors,
     tiles,
     n_octets,
@@ -117,60 +115,56 @@ kernels! {
     }
 }
 
-/// Activations of few rows that are written in both forms.
+/// Activations that are written in both forms.
 pub(in crate::ops) struct HalfRows<'a> {
     out: Acts<'a>,
     routing: Option<Routing<'a>>,
     half: HalfOut,
+    orders: Orders,
     memory: HalfMemory<'a>,
 }
 
 impl<'a> HalfRows<'a> {
-    /// Returns the activations if products of them take f16 numbers in tiles of few rows. `routing`: that of their experts.
+    /// Returns the activations if products of them take f16 numbers. `routing`: that of their experts.
     pub(in crate::ops) fn new(
         gpu: &Gpu,
         out: &Acts<'a>,
         routing: Option<&Routing<'a>>,
     ) -> Option<HalfRows<'a>> {
         let memory = out.half?;
-        let are_few = match routing {
-            Some(routing) => {
-                !select::is_gemv_of_experts(gpu, routing, true) && kind_of(gpu, routing) == SMALL
-            }
-            None => {
-                let most = match gpu.takes(Variant::RowsAnswer) {
-                    true => MAX_ROWS_OF_ANSWERS,
-                    false => MAX_ROWS,
-                };
-                !select::is_gemv(gpu, out.n_rows, true)
-                    && !gpu.takes(Variant::RowsPrompt)
-                    && out.n_rows <= most
-            }
+        let is_gemv = match routing {
+            Some(routing) => select::is_gemv_of_experts(gpu, routing, true),
+            None => select::is_gemv(gpu, out.n_rows, true),
         };
-        let takes_halves = are_few
+        let takes_halves = !is_gemv
             && out.form != ActFormat::F32
             && !is_of_codes(gpu)
             && !takes_codes(gpu, out, routing)
             && fits(gpu, out, routing, memory)
             && shared_bytes(out.form, out.width) <= MAX_SHARED_BYTES;
-        if !takes_halves {
+        let orders = orders_of(gpu, out, routing);
+        let [few, wide] = places_of(gpu, out, routing, memory);
+        if !takes_halves || orders.are_both() && few == wide {
             return None;
         }
-        let n_octets = n_octets(gpu, out, routing);
-        let tiles = routing.map(|routing| routing.tiles[SMALL]);
-        let factors = factor_bytes(out.n_rows);
-        let values = factors..factors + value_bytes(out.form, n_octets, out.width);
+        let tiles = routing.map(|routing| routing.tiles[kind_of(gpu, routing)]);
+        let values = |is_taken: bool, place: Range<usize>| match is_taken {
+            true => memory.x.part(place).address(),
+            false => Address::NULL,
+        };
         let half = HalfOut {
-            x: memory.x.part(values).address(),
+            few: values(orders.few, few),
+            wide: values(orders.wide, wide),
             factors: memory.x.address(),
             tiles: tiles.map_or(Table::NULL, |tiles| tiles.table()),
-            n_octets: n_octets as u32,
+            n_octets: n_octets(gpu, out, routing) as u32,
             n_tiles: tiles.map_or(0, |tiles| tiles.len() as u32),
         };
         Some(HalfRows {
             out: *out,
             routing: routing.copied(),
             half,
+            orders,
             memory,
         })
     }
@@ -255,7 +249,9 @@ impl<'a> HalfRows<'a> {
         let n_rows = { self.routing }.map(|routing| routing.n_rows.address());
         let n_octets = self.out.width.div_ceil(OCTET);
         let most = gpu.constant("half_rows", "half_rows_cluster")? as usize;
-        let n_blocks = match self.routing.is_none() && n_octets > 2 * THREADS_OF_SEVERAL {
+        let are_few = self.out.n_rows < gpu.n_compute_units() as usize;
+        let are_divided = are_few && self.routing.is_none() && n_octets > 2 * THREADS_OF_SEVERAL;
+        let n_blocks = match are_divided {
             true => n_octets
                 .div_ceil(THREADS_OF_SEVERAL)
                 .next_power_of_two()
@@ -317,7 +313,7 @@ impl<'a> HalfRows<'a> {
     }
 
     fn remember(&self, gpu: &Gpu) {
-        let made = made(gpu, &self.out, self.half.tiles, true);
+        let made = made(gpu, &self.out, self.half.tiles, self.orders);
         self.memory.remember(Some(made));
     }
 }
