@@ -7,7 +7,7 @@
 //                scores over their sum, times `scale` and the expert's own. A shared expert, number n_experts, is the last
 //                choice of all tokens, with a weight of 1 or the sigmoid of its gate. One wave per token.
 // sort:          rows for all choices, sorted by expert and then by token, and the tiles of rows for GEMV and GEMM.
-//                One block of 1024 threads.
+//                One block of 256 threads per expert (sort.h).
 // route_sort:    both in one block, of up to 64 tokens with up to 32 choices each (sort_marked.h); route_few: of up to 256
 //                experts and choices, in a smaller block; route_one: of one token (route_one.h).
 // quantize_rows: out[row] = x[token of row], times the weight of the row if there are weights, in an activation form.
@@ -18,130 +18,16 @@
 // combine_norm:  combine that adds, and the RMS norm of the sum in an activation form. One block of 512 threads per token.
 //
 // Choices are [n_tokens, n_choices], n_used of them by the router. Padding rows of a step (step.h) have no experts and no
-// rows, and their sum is 0. Results do not depend on the order of blocks or waves. Shared memory of sort: 41 KB.
+// rows, and their sum is 0. Results do not depend on the order of blocks or waves.
 #include "combine.h"
 #include "quad.h"
 #include "route_one.h"
+#include "sort.h"
 #include "sort_marked.h"
 
-constexpr u32 SORT_THREADS = 1024;
 constexpr u32 ROW_THREADS = 256;
-constexpr u32 SORT_WAVES = SORT_THREADS / WARP_SIZE;
-// One thread per expert.
-constexpr u32 MAX_EXPERTS = SORT_THREADS;
-// Counts of rows by chunk of choices and expert.
-constexpr u32 N_COUNTS = 8192;
-
-// The sum over the threads before this one, and over all threads. `part` is shared memory for one number per wave. It
-// may be reused after the next barrier.
-struct Sums {
-    u32 before, all;
-};
-DEV Sums sums_before(u32 v, u32* part) {
-    u32 sum = v;
-#pragma unroll
-    for (u32 step = 1; step < WARP_SIZE; step *= 2) {
-        u32 other = shuffle(sum, lane() - step);
-        if (lane() >= step) sum += other;
-    }
-    if (lane() == WARP_SIZE - 1) part[wave()] = sum;
-    shared_barrier();
-    Sums sums = {sum - v, 0};
-    for (u32 w = 0; w < SORT_WAVES; w++) {
-        if (w < wave()) sums.before += part[w];
-        sums.all += part[w];
-    }
-    return sums;
-}
-
-// Sorts the choices. They are divided into at most one chunk per wave, fewer if N_COUNTS would not suffice. Each wave
-// goes through its chunk WARP_SIZE choices at a time and counts the choices of each expert, which gives the rank of
-// each choice within the chunk. Prefix sums over chunks and experts turn ranks into rows.
-DEV void sort_choices(const RouteParams& p) {
-    SHARED(u32, counts, N_COUNTS);
-    // First row of each expert, and the end of the last; first tile of each expert.
-    SHARED(u32, starts, MAX_EXPERTS + 1);
-    SHARED(u32, first_tiles, MAX_EXPERTS);
-    SHARED(u32, part, SORT_WAVES);
-    const u32 n = p.n_tokens * p.n_choices, n_experts = p.n_all();
-    const u32 n_chunks = min_of(min_of(SORT_WAVES, N_COUNTS / n_experts), div_up(n, WARP_SIZE));
-    const u32 n_rounds = div_up(n, n_chunks * WARP_SIZE);
-    const u32 chunk_len = n_rounds * WARP_SIZE, chunk = uniform(wave());
-    for (u32 i = tid(); i < n_chunks * n_experts; i += SORT_THREADS) counts[i] = 0;
-    shared_barrier();
-    for (u32 round = 0; round < n_rounds; round++) {
-        const u32 first = chunk * chunk_len + round * WARP_SIZE, i = first + lane();
-        u32 expert = NO_EXPERT, before = 0, after = 0, so_far = 0;
-        u32* count = counts;
-        if (chunk < n_chunks && first < n) {
-            if (i < n) expert = p.experts[i];
-            for (u32 other = 0; other < WARP_SIZE; other++) {
-                const bool same = shuffle(expert, other) == expert;
-                before += same && other < lane();
-                after += same && other > lane();
-            }
-            if (expert != NO_EXPERT) {
-                count += chunk * n_experts + expert;
-                so_far = *count;
-            }
-        }
-        shared_barrier();
-        if (expert != NO_EXPERT) {
-            if (after == 0) *count = so_far + before + 1;
-            p.rows[i] = so_far + before;
-        }
-        shared_barrier();
-    }
-    u32 n_of_expert = 0;
-    if (tid() < n_experts)
-        for (u32 c = 0; c < n_chunks; c++) {
-            u32* count = counts + c * n_experts + tid();
-            u32 of_chunk = *count;
-            *count = n_of_expert;
-            n_of_expert += of_chunk;
-        }
-    Sums rows = sums_before(n_of_expert, part);
-    if (tid() < n_experts) starts[tid()] = rows.before;
-    if (tid() == 0) {
-        starts[n_experts] = rows.all;
-        *p.n_rows = rows.all;
-    }
-    // Threads read rows that others wrote.
-    barrier();
-    for (u32 i = tid(); i < n; i += SORT_THREADS) {
-        const u32 expert = p.experts[i];
-        u32 row = NO_ROW;
-        if (expert != NO_EXPERT) {
-            row = starts[expert] + counts[i / chunk_len * n_experts + expert] + p.rows[i];
-            p.tokens[row] = i / p.n_choices;
-        }
-        p.rows[i] = row;
-    }
-#pragma unroll
-    for (u32 kind = 0; kind < N_KINDS; kind++) {
-        const TileList& list = p.lists[kind];
-        Sums tiles = sums_before(div_up(n_of_expert, list.n_rows), part);
-        if (tid() < n_experts) first_tiles[tid()] = tiles.before;
-        shared_barrier();
-        for (u32 t = tid(); t < list.len; t += SORT_THREADS) {
-            // The last expert whose first tile is not past t. Experts without tiles precede it.
-            u32 expert = 0, end = n_experts;
-            while (end - expert > 1) {
-                u32 middle = (expert + end) / 2;
-                if (first_tiles[middle] <= t) expert = middle;
-                else end = middle;
-            }
-            ExpertTile tile = {NO_EXPERT, 0, 0, tiles.all};
-            if (t < tiles.all) {
-                tile.expert = expert;
-                tile.first_row = starts[expert] + (t - first_tiles[expert]) * list.n_rows;
-                tile.n_rows = min_of(starts[expert + 1] - tile.first_row, list.n_rows);
-            }
-            store16(list.tiles + t, bits<u32x4>(tile));
-        }
-        shared_barrier();
-    }
-}
+// One for each expert.
+constexpr u32 ROUTE_SORT_THREADS = MAX_EXPERTS;
 
 KERNEL(route, RouteParams, ROUTE_THREADS) {
     const u32 token = bid_x() * (ROUTE_THREADS / WARP_SIZE) + uniform(wave());
@@ -150,7 +36,7 @@ KERNEL(route, RouteParams, ROUTE_THREADS) {
     if (lane() == 0) add_shared(p, token, nullptr);
 }
 
-KERNEL(sort, RouteParams, SORT_THREADS) { sort_choices(p); }
+KERNEL(sort, RouteParams, SORT_THREADS) { sort_expert(p); }
 
 // Whether the choices are read back from device memory to be sorted. On gfx90a, scalars would spill if they were kept.
 #if defined(GPU_CDNA)
@@ -179,7 +65,9 @@ template <u32 THREADS, u32 MAX_CHOSEN> DEV void route_marked(const RouteParams& 
     sort_marked<THREADS>(p, chosen, marks, starts, part);
 }
 
-KERNEL(route_sort, RouteParams, SORT_THREADS) { route_marked<SORT_THREADS, MAX_MARKED_TOKENS * MAX_CHOICES>(p); }
+KERNEL(route_sort, RouteParams, ROUTE_SORT_THREADS) {
+    route_marked<ROUTE_SORT_THREADS, MAX_MARKED_TOKENS * MAX_CHOICES>(p);
+}
 
 KERNEL(route_one, RouteParams, ROUTE_THREADS) { route_single(p); }
 

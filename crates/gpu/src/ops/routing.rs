@@ -18,12 +18,13 @@ use crate::limit::Limit;
 use crate::memory::{Address, Buffer, Slice};
 use crate::operands::{ActFormat, Acts, OutMode};
 
-/// Threads per block of `route`, of `sort`, and of the kernels that move rows.
+/// Threads per block of `route`, of `sort`, of both in one, and of the kernels that move rows.
 const ROUTE_THREADS: u32 = 256;
-const SORT_THREADS: u32 = 1024;
+const SORT_THREADS: u32 = 256;
+const ROUTE_SORT_THREADS: u32 = MAX_EXPERTS as u32;
 const ROW_THREADS: usize = 256;
 
-/// Maximum number of experts: one thread of `sort` each.
+/// Maximum number of experts: one thread of `route_sort` each.
 pub const MAX_EXPERTS: usize = 1024;
 
 /// Maximum number of groups of experts: one lane of `route` each.
@@ -428,11 +429,18 @@ pub fn route(
         return gpu.launch(&kernels.route_few, [1, 1, 1], ROUTE_THREADS, 0, &params);
     }
     if n_tokens <= MAX_SINGLE_BLOCK_TOKENS && params.n_choices <= MAX_FEW_CHOICES {
-        return gpu.launch(&kernels.route_sort, [1, 1, 1], SORT_THREADS, 0, &params);
+        return gpu.launch(
+            &kernels.route_sort,
+            [1, 1, 1],
+            ROUTE_SORT_THREADS,
+            0,
+            &params,
+        );
     }
     let grid = [params.n_tokens.div_ceil(tokens_of_block), 1, 1];
     gpu.launch(&kernels.route, grid, ROUTE_THREADS, 0, &params)?;
-    gpu.launch(&kernels.sort, [1, 1, 1], SORT_THREADS, 0, &params)
+    let grid = [routing.n_experts as u32, 1, 1];
+    gpu.launch(&kernels.sort, grid, SORT_THREADS, 0, &params)
 }
 
 /// `out[row] = x[token of row]` in the form of `out`, for each row of `routing`; `x` [n_tokens, width]. Weights that
