@@ -61,8 +61,8 @@ pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{layer_norm, quantize, rms_norm, rms_norm_quantize};
 pub use own::converts;
 pub use products::{
-    ExpertGated, expert_gated_products, expert_products, gated_products, gated_products_quantized,
-    head_products, products,
+    ExpertGated, expert_gated_products, expert_gated_products_quantized, expert_products,
+    gated_products, gated_products_quantized, head_products, products,
 };
 pub use recurrent::{Conv, causal_conv, check_linear_heads, linear_attention};
 pub(crate) use rope_kv::check_append;

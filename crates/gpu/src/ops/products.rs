@@ -5,7 +5,7 @@ use super::gemv::MAX_ROWS;
 use super::half::HalfRows;
 use super::jobs::{ExpertProduct, Gated, Product, Work};
 use super::norm::{quantize, quantize_gated};
-use super::routing::Routing;
+use super::routing::{Routing, quantize_choices};
 use super::{gemm, gemv, half, select};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -174,6 +174,31 @@ pub fn expert_gated_products(
         true => gemv::launch_gated(gpu, &pair, gated.activation),
         false => gated_gemm(gpu, &pair, gated.activation, scratch),
     }
+}
+
+/// [`expert_gated_products`], converted to the form of `to`. The contents of `gated.out` are undefined afterwards.
+///
+/// # Errors
+/// As [`products`].
+///
+/// # Panics
+/// As [`expert_gated_products`]; also if `to` has another shape than the output.
+pub fn expert_gated_products_quantized(
+    gpu: &Gpu,
+    (x, routing): (&Acts<'_>, &Routing<'_>),
+    gated: &ExpertGated<'_>,
+    scratch: Slice<'_, f32>,
+    to: &Acts<'_>,
+) -> Result<(), GpuError> {
+    let pair = [0, 1].map(|i| Work::of_experts(x, routing, &gated.sides[i], gated.out));
+    if let Some(rows) = HalfRows::new(gpu, to, Some(routing))
+        && !is_gemv(gpu, &pair)
+    {
+        let sides = gate_and_up_gemm(gpu, &pair, scratch)?;
+        return rows.gated(gpu, gated.activation, sides);
+    }
+    expert_gated_products(gpu, x, routing, gated, scratch)?;
+    quantize_choices(gpu, gated.out, routing, to)
 }
 
 fn gated_gemm(

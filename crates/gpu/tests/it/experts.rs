@@ -541,6 +541,77 @@ fn check_in_f16(
     }
 }
 
+/// Gate and up whose result is converted have the codes of those that are converted apart, and products of them the same bits.
+#[test]
+fn gate_and_up_are_converted() {
+    for ty in [GgmlType::Q4_K, GgmlType::Q8_0] {
+        for gpu in common::gpus_of(ty) {
+            let loads = HALF_LOADS.into_iter().chain([load_of_codes(ty)]);
+            let loads = loads.map(|(shape, kind, _)| (shape, kind));
+            for (shape, kind) in loads.chain([([2, 5, 2], Logits::Random)]) {
+                let random = &mut Random(11);
+                let mut step = Step::new(shape, kind, random);
+                *step.seq_of_row.last_mut().unwrap() = NONE;
+                let n_rows = step.n_tokens() * step.n_used;
+                let (n_in, n_out) = (256, 512);
+                let shape = [step.n_experts, n_out, n_in];
+                let [gate, up] = Experts::parts(&gpu, ty, shape, random);
+                let down = Experts::new(&gpu, ty, [step.n_experts, 19, n_out], random);
+                let buffer = step.route(&gpu);
+                let routing = buffer.of(step.n_tokens());
+                let acts = |width: usize| {
+                    let shape = [n_rows, width];
+                    ActsBuffer::of_experts(&gpu, act_format(ty), shape, Some(step.n_experts))
+                        .unwrap()
+                };
+                let (x, to) = (acts(n_in), acts(n_out));
+                let (x, to) = (x.rows(n_rows), to.rows(n_rows));
+                let values = gpu.upload(&random.values(n_rows * n_in)).unwrap();
+                ops::quantize_choices(&gpu, values.as_slice(), &routing, &x).unwrap();
+                let n_valid = step.choices().of_row.len();
+                let run = |is_one: bool| {
+                    let [out, beside] = [0; 2].map(|_| gpu.alloc::<f32>(n_rows * n_out).unwrap());
+                    let result = gpu.upload(&vec![0.0f32; n_rows * 19]).unwrap();
+                    let gated = ExpertGated {
+                        sides: [gate.product_of_rows(), up.product_of_rows()],
+                        activation: Activation::Silu,
+                        out: out.as_slice(),
+                    };
+                    let beside = beside.as_slice();
+                    if is_one {
+                        ops::expert_gated_products_quantized(
+                            &gpu,
+                            (&x, &routing),
+                            &gated,
+                            beside,
+                            &to,
+                        )
+                        .unwrap();
+                    } else {
+                        ops::expert_gated_products(&gpu, &x, &routing, &gated, beside).unwrap();
+                        ops::quantize_choices(&gpu, out.as_slice(), &routing, &to).unwrap();
+                    }
+                    let product = down.product_of_rows();
+                    ops::expert_products(&gpu, &to, &routing, &product, result.as_slice()).unwrap();
+                    let codes = gpu.read(to.codes).unwrap();
+                    let codes = codes[..n_valid * n_out].iter().map(|&code| code as u32);
+                    let products = gpu.read(result.as_slice::<u32>()).unwrap();
+                    codes.chain(products).collect::<Vec<u32>>()
+                };
+                let expected = run(false);
+                assert!(expected.iter().any(|word| *word != 0));
+                let found = any_order(|| run(true));
+                assert!(
+                    found == expected,
+                    "{} {} {shape:?}",
+                    gpu.target(),
+                    ty.name()
+                );
+            }
+        }
+    }
+}
+
 /// With rows long enough for two waves, which add their sums, and an expert with more rows than a round has.
 #[test]
 fn long_products_by_eight_in_f16() {

@@ -11,7 +11,7 @@ use rocmforge_gpu::{Gpu, Variant, ops};
 
 use rocmforge_plan::Weights;
 use rocmforge_plan::{
-    ActsId, BufferId, ExpertStack, Linear, Op, Plan, PlanPart, RopeId, RoutingId, Weighed,
+    ActsId, BufferId, ExpertStack, Linear, Op, Plan, PlanPart, RopeId, RoutingId, RowsOf, Weighed,
     WeightId, is_dead,
 };
 
@@ -36,7 +36,7 @@ pub(crate) enum Stage {
     LatentQueries { first: usize, ops: LatentQueriesOps },
     /// Latent attention by keys and values of all heads, in place of latent vectors.
     AttendToHeads { first: usize, ops: AttendToHeadsOps },
-    /// Gate and up projections of MoE experts, and the gated activation.
+    /// Gate and up projections of MoE experts, the gated activation, and the conversion of the result if nothing else reads it.
     ExpertGate { first: usize, ops: ExpertGateOps },
     /// The weighted sum of the experts' outputs, added to `out`, and maybe the norm of the result.
     CombineAdd {
@@ -118,6 +118,8 @@ pub(crate) struct ExpertGateOps {
     pub(crate) shared: [Option<WeightId>; 2],
     pub(crate) activation: rocmforge_plan::Activation,
     pub(crate) out: BufferId,
+    /// Receives the result, converted. The contents of `out` are undefined then.
+    pub(crate) converted: Option<ActsId>,
     /// Hold gate and up in the unfused plan. Here their contents are undefined; the second is scratch space.
     pub(crate) unwritten: [BufferId; 2],
 }
@@ -142,7 +144,9 @@ impl Stage {
             Stage::HeadProducts { first, .. } => first..first + 2,
             Stage::LatentQueries { first, .. } => first..first + heads::LATENT_QUERIES,
             Stage::AttendToHeads { first, ops } => first..ops.attention + 4,
-            Stage::ExpertGate { first, .. } => first..first + 3,
+            Stage::ExpertGate { first, ops } => {
+                first..first + 3 + usize::from(ops.converted.is_some())
+            }
             Stage::CombineAdd { first, norm, .. } => {
                 first..first + 2 + norm.map_or(0, |norm| norm.n_ops)
             }
@@ -174,7 +178,10 @@ impl Stage {
                     ops.values.unwritten,
                 ]
             }
-            Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
+            Stage::ExpertGate { ops, .. } => {
+                let out = ops.converted.map(|_| ops.out);
+                ops.unwritten.into_iter().chain(out).collect()
+            }
             Stage::CombineAdd {
                 sum_unwritten,
                 norm,
@@ -351,7 +358,8 @@ fn gated_quantize(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     is_only_converted.then_some(Stage::GatedQuantize { first, ops })
 }
 
-/// Matches two expert GEMMs of the same rows whose results are used only by a gated activation.
+/// Matches two expert GEMMs of the same rows whose results are used only by a gated activation, and the conversion of its
+/// result.
 fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     let first = range.start;
     let &[
@@ -381,10 +389,24 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             up: up_read,
             out,
         },
-        ..,
+        ref after @ ..,
     ] = &plan.ops[range]
     else {
         return None;
+    };
+    let converted = match after {
+        &[
+            Op::QuantizeExperts {
+                x,
+                rows_of: RowsOf::Choices,
+                routing: of,
+                out: converted,
+            },
+            ..,
+        ] if (x, of) == (out, routing) && is_dead(&plan.ops[first + 4..], out, plan.logits) => {
+            Some(converted)
+        }
+        _ => None,
     };
     let rest = &plan.ops[first + 3..];
     let width = |id: BufferId| plan.buffers[id.0 as usize].width;
@@ -413,6 +435,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
         shared: [gate_shared, up_shared],
         activation,
         out,
+        converted,
         unwritten: [gate_out, up_out],
     };
     let is_one = alike && activation.joins_products();

@@ -29,6 +29,8 @@ pub(crate) struct Launcher<'a> {
     pub(crate) shape: &'a StepShape,
     /// What the products of a stage convert themselves.
     pub(crate) source: Option<(ActsId, Source<'a>)>,
+    /// Whether the next products convert what the stage would.
+    pub(crate) leaves_conversion: bool,
 }
 
 impl<'a> Launcher<'a> {
@@ -70,14 +72,22 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Lets the products of a stage convert their activations.
-    pub(crate) fn with_source(self, own: &OwnConversion) -> Launcher<'a> {
-        let source = Source {
-            x: self.buffer(own.x),
-            rows: own.rows,
-        };
+    /// Lets the products of a stage convert their activations, or leave the conversion of their result to the next ones.
+    pub(crate) fn with_source(
+        self,
+        own: Option<&OwnConversion>,
+        leaves_conversion: bool,
+    ) -> Launcher<'a> {
+        let source = own.map(|own| {
+            let source = Source {
+                x: self.buffer(own.x),
+                rows: own.rows,
+            };
+            (own.out, source)
+        });
         Launcher {
-            source: Some((own.out, source)),
+            source,
+            leaves_conversion,
             ..self
         }
     }
@@ -584,7 +594,7 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Computes gate, up and activation of MoE experts.
+    /// Computes gate, up and activation of MoE experts, and converts the result.
     fn expert_gate(&self, operands: &ExpertGateOps) -> Result<(), GpuError> {
         let [gate_scales, up_scales] = operands.scales;
         let [gate_shared, up_shared] = operands.shared;
@@ -599,7 +609,14 @@ impl<'a> Launcher<'a> {
         let x = self.acts(operands.x);
         let routing = self.memory.routing(operands.routing, self.shape);
         let scratch = self.buffer(operands.unwritten[1]);
-        ops::expert_gated_products(self.gpu, &x, &routing, &gated, scratch)
+        match operands.converted.filter(|_| !self.leaves_conversion) {
+            Some(to) => {
+                let to = self.memory.acts(to, self.shape);
+                let rows = (&x, &routing);
+                ops::expert_gated_products_quantized(self.gpu, rows, &gated, scratch, &to)
+            }
+            None => ops::expert_gated_products(self.gpu, &x, &routing, &gated, scratch),
+        }
     }
 
     /// Computes the weighted sum of the experts' outputs.

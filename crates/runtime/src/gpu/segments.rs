@@ -4,7 +4,7 @@
 use rocmforge_gpu::{Gpu, GpuError, ops};
 
 use super::choices::{Choices, Chooser, Choosing, Logprobs};
-use super::compile::{Segment, Stage};
+use super::compile::{OwnConversion, Segment, Stage};
 use super::run_op::Launcher;
 use super::step::{StepShape, StepToken};
 use super::timed::TimedStep;
@@ -159,6 +159,7 @@ impl GpuBackend {
             memory: &self.memory,
             shape,
             source: None,
+            leaves_conversion: false,
         }
     }
 
@@ -187,23 +188,31 @@ impl GpuBackend {
         shape: &StepShape,
     ) -> Result<(), GpuError> {
         let launcher = self.launcher(shape);
+        if !GpuBackend::products_convert(shape) {
+            return launcher.run(stage);
+        }
         let found = segment
             .own
             .binary_search_by_key(&stage.ops().start, |own| own.products);
-        match found {
-            Ok(at) if GpuBackend::products_convert(shape) => {
-                launcher.with_source(&segment.own[at]).run(stage)
-            }
-            _ => launcher.run(stage),
-        }
+        let source = found.ok().map(|at| &segment.own[at]);
+        let leaves = GpuBackend::conversion_in(segment, stage).is_some();
+        launcher.with_source(source, leaves).run(stage)
     }
 
-    /// Whether products convert what this stage would.
-    fn is_done_by_products(segment: &Segment, stage: &Stage, shape: &StepShape) -> bool {
+    /// Returns the conversion of the stage that products do in its place.
+    fn conversion_in<'a>(segment: &'a Segment, stage: &Stage) -> Option<&'a OwnConversion> {
+        let last = stage.ops().end - 1;
         let found = segment
             .own
-            .binary_search_by_key(&stage.ops().start, |own| own.conversion);
-        GpuBackend::products_convert(shape) && found.is_ok()
+            .binary_search_by_key(&last, |own| own.conversion);
+        found.ok().map(|at| &segment.own[at])
+    }
+
+    /// Whether products convert what this stage would, and it does nothing else.
+    fn is_done_by_products(segment: &Segment, stage: &Stage, shape: &StepShape) -> bool {
+        GpuBackend::products_convert(shape)
+            && stage.ops().len() == 1
+            && GpuBackend::conversion_in(segment, stage).is_some()
     }
 
     /// Whether products convert activations: of one row, if GEMVs compute it.
