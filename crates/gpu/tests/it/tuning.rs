@@ -79,6 +79,11 @@ fn tuned(gpu: &Gpu, shape: Shape, choice: Choice) -> Gpu {
 
 for_each_format!(every_choice_gives_the_same_bits);
 
+/// Whether two rows take the kernel of `kernels/hopper/format/gemv_wide.hip`.
+fn has_wide(gpu: &Gpu, ty: GgmlType) -> bool {
+    matches!(gpu.target(), "sm_90a" | "host-nv") && ty != GgmlType::F32
+}
+
 fn every_choice_gives_the_same_bits(ty: GgmlType) {
     for gpu in common::gpus_of(ty) {
         // 8 virtual waves of 32 lanes, and a rest.
@@ -106,7 +111,7 @@ fn every_choice_gives_the_same_bits(ty: GgmlType) {
         for (i, &way) in ways.iter().enumerate() {
             let kernel = match i {
                 0 => "gemv_1_1",
-                1 if gpu.target() == "host-nv" && ty != GgmlType::F32 => "gemv_wide_2_1",
+                1 if has_wide(&gpu, ty) => "gemv_wide_2_1",
                 1 => "gemv_2_1",
                 _ => "gemv_1_1_turns",
             };
