@@ -56,6 +56,19 @@ DEV Sums sums_before(u32 v, u32* part) {
     return sums;
 }
 
+// Calls `each(choice, expert)` for the thread's share of choices, whose loads are under way together.
+template <typename F> DEV void each_choice(const u32* experts, u32 n, F each) {
+    constexpr u32 AT_ONCE = 8;
+    for (u32 start = tid(); start < n; start += AT_ONCE * SORT_THREADS) {
+        u32 of[AT_ONCE];
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++) of[j] = start + j * SORT_THREADS < n ? experts[start + j * SORT_THREADS] : NO_EXPERT;
+#pragma unroll
+        for (u32 j = 0; j < AT_ONCE; j++)
+            if (start + j * SORT_THREADS < n) each(start + j * SORT_THREADS, of[j]);
+    }
+}
+
 DEV void sort_expert(const RouteParams& p) {
     SHARED(u32, counts, MAX_EXPERTS);
     SHARED(RowsAndTiles, of_waves, 2 * SORT_THREADS / WARP_SIZE);
@@ -65,12 +78,10 @@ DEV void sort_expert(const RouteParams& p) {
     const u32 n = p.n_tokens * p.n_choices, n_experts = p.n_all(), expert = bid_x();
     for (u32 e = tid(); e < n_experts; e += SORT_THREADS) counts[e] = 0;
     shared_barrier();
-#pragma unroll 8
-    for (u32 i = tid(); i < n; i += SORT_THREADS) {
-        const u32 of = p.experts[i];
+    each_choice(p.experts, n, [&](u32 i, u32 of) {
         if (of != NO_EXPERT) fetch_add_shared(counts + of, 1);
         else if (expert == 0) p.rows[i] = NO_ROW;
-    }
+    });
     shared_barrier();
     RowsAndTiles all = {}, before = {};
     for (u32 e = tid(); e < n_experts; e += SORT_THREADS) {
@@ -86,22 +97,21 @@ DEV void sort_expert(const RouteParams& p) {
         const u32* experts = p.experts + (u64)first * p.n_choices;
         marks[tid()] = 0;
         shared_barrier();
-#pragma unroll 8
-        for (u32 i = tid(); i < end; i += SORT_THREADS)
-            if (experts[i] == expert) fetch_add_shared(marks + i / p.n_choices / 32, 1u << i / p.n_choices % 32);
+        each_choice(experts, end, [&](u32 i, u32 of) {
+            if (of == expert) fetch_add_shared(marks + i / p.n_choices / 32, 1u << i / p.n_choices % 32);
+        });
         shared_barrier();
         const Sums sums = sums_before(__builtin_popcount(marks[tid()]), part);
         first_rows[tid()] = first_row + sums.before;
         first_row += sums.all;
         shared_barrier();
-#pragma unroll 8
-        for (u32 i = tid(); i < end; i += SORT_THREADS)
-            if (experts[i] == expert) {
-                const u32 token = i / p.n_choices, of_word = marks[token / 32] & ((1u << token % 32) - 1);
-                const u32 row = first_rows[token / 32] + __builtin_popcount(of_word);
-                p.rows[(u64)first * p.n_choices + i] = row;
-                p.tokens[row] = first + token;
-            }
+        each_choice(experts, end, [&](u32 i, u32 of) {
+            if (of != expert) return;
+            const u32 token = i / p.n_choices, of_word = marks[token / 32] & ((1u << token % 32) - 1);
+            const u32 row = first_rows[token / 32] + __builtin_popcount(of_word);
+            p.rows[(u64)first * p.n_choices + i] = row;
+            p.tokens[row] = first + token;
+        });
         shared_barrier();
     }
 
