@@ -24,15 +24,16 @@ constexpr u32 MAX_CLUSTER = 1;
 EXPORT_U32(half_rows_cluster, MAX_CLUSTER)
 
 struct HalfOut {
-    // The values in the order of the GEMM of few rows, and in that of B of wgmma; one may be null.
-    u8* few;
-    u8* wide;
     // As in HalfParams (gemm/half.h).
+    u8* x;
     float* factors;
     const ExpertTile* tiles;
     u32 n_octets;
     u32 n_tiles;
-    FIELDS(few, wide, factors, tiles, n_octets, n_tiles)
+    // Whether the order is that of the GEMM of few rows; else it is that of B of wgmma.
+    u32 is_few;
+    u32 pad;
+    FIELDS(x, factors, tiles, n_octets, n_tiles, is_few, pad)
 };
 
 // Returns where a row is in the octets. All threads of the block must call it.
@@ -96,7 +97,7 @@ template <u32 BLOCK> struct RowCodes {
         const float up = up_of_scales(cluster_max(wave_max(largest), n_blocks));
         if (tid() == 0) half.factors[row] = 1.0f / up;
         const u64 base = (u64)row * width;
-        u8* few = half.few + place / 8 * wgmma::OCTET_BYTES + place % 8 * 64;
+        u8* x = half.x + place / 8 * wgmma::OCTET_BYTES + place % 8 * 64;
         for (u32 at = first + tid() * OCTET; at < end; at += n_waves() * WARP_SIZE * OCTET) {
             u32x4 piece = {};
             if (at < width) {
@@ -108,15 +109,15 @@ template <u32 BLOCK> struct RowCodes {
                 if (at % 16 == 0) out.sums[(base + at) / 16] = here.sums[(at - first) / 16];
                 if (at % BLOCK == 0) out.scales[(base + at) / BLOCK] = scale;
             }
-            if (!half.few) continue;
+            if (!half.is_few) continue;
             // Of 128 values a lane multiplies 32, in two blocks of 64 values of k, and in each half of a block two products.
             const u64 block = (u64)(at / 128 * 2 + at % 32 / 16) * half.n_octets;
-            store16(few + block * wgmma::OCTET_BYTES + at % 16 / 8 * (WARP_SIZE * 16) + at % 128 / 32 * 16, piece);
+            store16(x + block * wgmma::OCTET_BYTES + at % 16 / 8 * (WARP_SIZE * 16) + at % 128 / 32 * 16, piece);
         }
-        if (half.wide) store_wide(half, up, place, width, end);
+        if (!half.is_few) store_wide(half, up, place, width, end);
     }
 
-    // Writes the values to half.wide, multiplied by `up`.
+    // Writes the values, multiplied by `up`, in the order of B of wgmma.
     DEV_MEMBER void store_wide(const HalfOut& half, float up, u32 place, u32 width, u32 end) const {
         for (u32 i = first / 16 + tid(); i < end / 16; i += n_waves() * WARP_SIZE) {
             const u32 block = i / 8, s = i % 8;
@@ -128,7 +129,7 @@ template <u32 BLOCK> struct RowCodes {
                 const u32x2 halves = halves_of(*(const u32*)(here.codes + at - first), here.scales[(at - first) / BLOCK] * up);
                 pairs.first.v[q] = halves.v[0], pairs.second.v[q] = halves.v[1];
             }
-            store_of_b(place_of_product(half.wide, half.n_octets, place / 8, block, s), place % 8, s, pairs);
+            store_of_b(place_of_product(half.x, half.n_octets, place / 8, block, s), place % 8, s, pairs);
         }
     }
 };

@@ -6,13 +6,12 @@ mod division;
 mod made;
 mod rows;
 
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::GgmlType;
 
-use self::division::{COSTS, Cost, Division, MAX_SMALL_ROWS, WARP, is_small, waves_of};
-use self::made::{LastMade, Made, Orders};
+use self::division::{COSTS, Cost, Division, WARP, is_small, waves_of};
+use self::made::{LastMade, Made};
 pub(super) use self::rows::{HalfRows, HalfRowsKernels};
 use super::attention::MAX_ANSWER_ROWS;
 use super::formats::format_modules;
@@ -52,8 +51,6 @@ const OCTET_ROWS: usize = 4;
 const MAX_TOKENS_OF_CODES: usize = 16;
 /// With up to this many rows, most experts fill one of the smaller tiles, of which two run at once.
 const SOME_ROWS: usize = 48;
-/// The rows of a tile of few rows.
-const FEW_TILE_ROWS: usize = 32;
 /// The tiles of [`TILE_ROWS`] that products of experts take.
 const SMALL: usize = 1;
 const LARGE: usize = 2;
@@ -376,8 +373,7 @@ impl HalfMemory<'_> {
     }
 
     fn has(&self, made: Made) -> bool {
-        let last = *self.made.lock().unwrap_or_else(|e| e.into_inner());
-        last.is_some_and(|last| last.has(made))
+        *self.made.lock().unwrap_or_else(|e| e.into_inner()) == Some(made)
     }
 }
 
@@ -543,48 +539,9 @@ fn is_few(gpu: &Gpu, works: &[Work<'_>]) -> Result<bool, GpuError> {
         }
     }
     let [few, ..] = *gpu.kernels().gemm_half.of(first.matrix.ty)?.tiles(gpu)?;
-    Ok(first.x.n_rows <= few.rows || !takes_others(gpu) && is_small(gpu, few, works))
-}
-
-/// Whether variants let products of more rows than a tile of few rows take other tiles.
-fn takes_others(gpu: &Gpu) -> bool {
     let others = [Variant::TilesWide, Variant::SplitsOn, Variant::SplitsOff];
-    others.iter().any(|&variant| gpu.takes(variant))
-}
-
-/// Returns the orders that products of these activations may take, whatever their matrices: both for a number of rows where
-/// these decide.
-fn orders_of(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> Orders {
-    if let Some(routing) = routing {
-        return Orders::one(kind_of(gpu, routing) == SMALL);
-    }
-    let is_one_tile = x.n_rows <= FEW_TILE_ROWS;
-    let is_fixed = gpu.takes(Variant::RowsPrompt) || gpu.takes(Variant::RowsAnswer);
-    match is_fixed {
-        true => Orders::one(gpu.takes(Variant::RowsAnswer)),
-        false if is_one_tile || x.n_rows > MAX_SMALL_ROWS || takes_others(gpu) => {
-            Orders::one(is_one_tile)
-        }
-        false => Orders {
-            few: true,
-            wide: true,
-        },
-    }
-}
-
-/// Returns where in the memory values are in the order of the GEMM of few rows, and in the other one: apart if products may take
-/// both, and there is room.
-fn places_of(
-    gpu: &Gpu,
-    x: &Acts<'_>,
-    routing: Option<&Routing<'_>>,
-    memory: HalfMemory<'_>,
-) -> [Range<usize>; 2] {
-    let n_bytes = value_bytes(x.form, n_octets(gpu, x, routing), x.width);
-    let first = factor_bytes(x.n_rows)..factor_bytes(x.n_rows) + n_bytes;
-    let second = first.end..first.end + n_bytes;
-    let are_apart = orders_of(gpu, x, routing).are_both() && second.end <= memory.x.len();
-    [first.clone(), if are_apart { second } else { first }]
+    let takes_others = others.iter().any(|&variant| gpu.takes(variant));
+    Ok(first.x.n_rows <= few.rows || !takes_others && is_small(gpu, few, works))
 }
 
 /// Returns the octets of activations: of experts, each tile of rows may have one more.
@@ -593,9 +550,9 @@ fn n_octets(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> usize {
     x.n_rows.div_ceil(OCTET) + n_tiles
 }
 
-fn made(gpu: &Gpu, acts: &Acts<'_>, tiles: Table<ExpertTile>, orders: Orders) -> Made {
+fn made(gpu: &Gpu, acts: &Acts<'_>, tiles: Table<ExpertTile>, is_few: bool) -> Made {
     let of = [acts.codes.address(), acts.values.address()];
-    Made::new(gpu, of, acts.n_rows, tiles.address(), orders)
+    Made::new(gpu, of, acts.n_rows, tiles.address(), is_few)
 }
 
 /// Converts the activations of the products, and computes these. All have the same activations.
@@ -605,7 +562,7 @@ pub(super) fn launch(
     works: &[Work<'_>],
 ) -> Result<(), GpuError> {
     let x = HalfActs::new(gpu, memory, works)?;
-    let made = made(gpu, &works[0].x, x.table(), Orders::one(x.is_few));
+    let made = made(gpu, &works[0].x, x.table(), x.is_few);
     if !x.are_codes && !memory.has(made) {
         convert(gpu, &works[0], &x)?;
         memory.remember(Some(made));
@@ -656,8 +613,8 @@ impl<'a> HalfActs<'a> {
         let (factors, values) = match are_codes {
             true => (work.x.scales.address(), work.x.codes.address()),
             false => {
-                let [few, wide] = places_of(gpu, &work.x, routing, memory);
-                let values = if is_few { few } else { wide };
+                let factors = factor_bytes(work.x.n_rows);
+                let values = factors..factors + value_bytes(work.x.form, n_octets, work.x.width);
                 (memory.x.address(), memory.x.part(values).address())
             }
         };

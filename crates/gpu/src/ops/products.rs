@@ -191,7 +191,7 @@ pub fn expert_gated_products_quantized(
     to: &Acts<'_>,
 ) -> Result<(), GpuError> {
     let pair = [0, 1].map(|i| Work::of_experts(x, routing, &gated.sides[i], gated.out));
-    if let Some(rows) = HalfRows::new(gpu, to, Some(routing))
+    if let Some(rows) = HalfRows::of_experts(gpu, to, routing)
         && !is_gemv(gpu, &pair)
     {
         let sides = gate_and_up_gemm(gpu, &pair, scratch)?;

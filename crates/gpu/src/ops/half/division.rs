@@ -59,9 +59,7 @@ pub(super) const COSTS: [Cost; 6] = [
 
 /// Numbers of rows, and for up to that many the most rounds per processor that products of the same activations may have to be
 /// small. Fitted to products of Q4_K, Q6_K and Q8_0 on an H100.
-const SMALL_ROUNDS: [(usize, usize); 2] = [(64, 360), (MAX_SMALL_ROWS, 230)];
-/// The most rows of products that may be small.
-pub(super) const MAX_SMALL_ROWS: usize = 128;
+const SMALL_ROUNDS: [(usize, usize); 2] = [(64, 360), (128, 230)];
 
 /// Whether products take less time in tiles of few rows, of which more run at once.
 pub(super) fn is_small(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> bool {

@@ -1,22 +1,22 @@
 //! Quantization that also writes what GEMM takes: f16 activations, with the bits that a launch of `half_acts_*` would give them
-//! (`kernels/hopper/half_rows.hip`).
-
-use std::ops::Range;
+//! (`kernels/hopper/half_rows.hip`). Of many rows, two launches take less time, since the second one starts while the first
+//! runs; but not those after gate and up of experts, which are three with the gate's (H200).
 
 use super::super::elementwise::parameters_of;
 use super::super::norm::{ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned};
 use super::super::routing::{CombineNormParams, ExpertTile, Routing};
 use super::super::select;
 use super::division::WARP;
-use super::made::Orders;
 use super::{
-    HalfMemory, fits, is_of_codes, kind_of, made, n_octets, orders_of, places_of, takes_codes,
+    HalfMemory, SMALL, factor_bytes, fits, is_of_codes, kind_of, made, n_octets, takes_codes,
+    value_bytes,
 };
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, Table, kernels, layout};
 use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Activation, Acts};
+use crate::variant::Variant;
 
 /// The most threads of a block.
 const MAX_THREADS: usize = 1024;
@@ -27,27 +27,34 @@ const THREADS_OF_SEVERAL: usize = 256;
 /// Values that blocks do not divide.
 const UNIT: usize = 256;
 
+/// The most rows: those of a tile of few rows.
+const MAX_ROWS: usize = 32;
+/// The same where all steps of answers take these tiles ([`Variant::RowsAnswer`]).
+const MAX_ROWS_OF_ANSWERS: usize = 64;
+
 /// Codes of longer rows would leave no room for other blocks.
 const MAX_SHARED_BYTES: usize = 64 << 10;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct HalfOut {
-    few: Address,
-    wide: Address,
+    x: Address,
     factors: Address,
     tiles: Table<ExpertTile>,
     n_octets: u32,
     n_tiles: u32,
+    is_few: u32,
+    pad: u32,
 }
 
 layout!(HalfOut {
-    few,
-    wide,
+    x,
     factors,
     tiles,
     n_octets,
-    n_tiles
+    n_tiles,
+    is_few,
+    pad
 });
 
 #[repr(C)]
@@ -120,17 +127,39 @@ pub(in crate::ops) struct HalfRows<'a> {
     out: Acts<'a>,
     routing: Option<Routing<'a>>,
     half: HalfOut,
-    orders: Orders,
     memory: HalfMemory<'a>,
 }
 
 impl<'a> HalfRows<'a> {
-    /// Returns the activations if products of them take f16 numbers. `routing`: that of their experts.
+    /// Returns the activations if products of them take f16 numbers in tiles of few rows. `routing`: that of their experts.
     pub(in crate::ops) fn new(
         gpu: &Gpu,
         out: &Acts<'a>,
         routing: Option<&Routing<'a>>,
     ) -> Option<HalfRows<'a>> {
+        let are_few = match routing {
+            Some(routing) => kind_of(gpu, routing) == SMALL,
+            None => {
+                let most = match gpu.takes(Variant::RowsAnswer) {
+                    true => MAX_ROWS_OF_ANSWERS,
+                    false => MAX_ROWS,
+                };
+                !gpu.takes(Variant::RowsPrompt) && out.n_rows <= most
+            }
+        };
+        are_few.then(|| HalfRows::any(gpu, out, routing))?
+    }
+
+    /// The same of the experts' rows, however many.
+    pub(in crate::ops) fn of_experts(
+        gpu: &Gpu,
+        out: &Acts<'a>,
+        routing: &Routing<'a>,
+    ) -> Option<HalfRows<'a>> {
+        HalfRows::any(gpu, out, Some(routing))
+    }
+
+    fn any(gpu: &Gpu, out: &Acts<'a>, routing: Option<&Routing<'a>>) -> Option<HalfRows<'a>> {
         let memory = out.half?;
         let is_gemv = match routing {
             Some(routing) => select::is_gemv_of_experts(gpu, routing, true),
@@ -142,29 +171,27 @@ impl<'a> HalfRows<'a> {
             && !takes_codes(gpu, out, routing)
             && fits(gpu, out, routing, memory)
             && shared_bytes(out.form, out.width) <= MAX_SHARED_BYTES;
-        let orders = orders_of(gpu, out, routing);
-        let [few, wide] = places_of(gpu, out, routing, memory);
-        if !takes_halves || orders.are_both() && few == wide {
+        if !takes_halves {
             return None;
         }
-        let tiles = routing.map(|routing| routing.tiles[kind_of(gpu, routing)]);
-        let values = |is_taken: bool, place: Range<usize>| match is_taken {
-            true => memory.x.part(place).address(),
-            false => Address::NULL,
-        };
+        let n_octets = n_octets(gpu, out, routing);
+        let kind = routing.map_or(SMALL, |routing| kind_of(gpu, routing));
+        let tiles = routing.map(|routing| routing.tiles[kind]);
+        let factors = factor_bytes(out.n_rows);
+        let values = factors..factors + value_bytes(out.form, n_octets, out.width);
         let half = HalfOut {
-            few: values(orders.few, few),
-            wide: values(orders.wide, wide),
+            x: memory.x.part(values).address(),
             factors: memory.x.address(),
             tiles: tiles.map_or(Table::NULL, |tiles| tiles.table()),
-            n_octets: n_octets(gpu, out, routing) as u32,
+            n_octets: n_octets as u32,
             n_tiles: tiles.map_or(0, |tiles| tiles.len() as u32),
+            is_few: u32::from(kind == SMALL),
+            pad: 0,
         };
         Some(HalfRows {
             out: *out,
             routing: routing.copied(),
             half,
-            orders,
             memory,
         })
     }
@@ -249,9 +276,7 @@ impl<'a> HalfRows<'a> {
         let n_rows = { self.routing }.map(|routing| routing.n_rows.address());
         let n_octets = self.out.width.div_ceil(OCTET);
         let most = gpu.constant("half_rows", "half_rows_cluster")? as usize;
-        let are_few = self.out.n_rows < gpu.n_compute_units() as usize;
-        let are_divided = are_few && self.routing.is_none() && n_octets > 2 * THREADS_OF_SEVERAL;
-        let n_blocks = match are_divided {
+        let n_blocks = match self.routing.is_none() && n_octets > 2 * THREADS_OF_SEVERAL {
             true => n_octets
                 .div_ceil(THREADS_OF_SEVERAL)
                 .next_power_of_two()
@@ -313,7 +338,7 @@ impl<'a> HalfRows<'a> {
     }
 
     fn remember(&self, gpu: &Gpu) {
-        let made = made(gpu, &self.out, self.half.tiles, self.orders);
+        let made = made(gpu, &self.out, self.half.tiles, self.half.is_few != 0);
         self.memory.remember(Some(made));
     }
 }
