@@ -1,5 +1,5 @@
-// Routing of a single token to up to 32 of 256 experts, without groups, and without a bias on a softmax. A step waits for it,
-// so each thread has one expert, whose rank is the number of better ones. The choice and the weights have the bits that route.h gives them.
+// Routing of a single token to up to 32 experts, of as many as a block has threads, without groups, and without a bias on a
+// softmax. A step waits for it, so each thread has one expert, whose rank is the number of better ones. The choice and the weights have the bits that route.h gives them.
 #pragma once
 #include "route.h"
 
@@ -39,8 +39,9 @@ DEV void put_choices(const RouteParams& p, Scores scores, const u32* chosen) {
     for (u32 kind = 0; kind < N_KINDS; kind++) store16(p.lists[kind].tiles + row, bits<u32x4>(tile));
 }
 
-DEV void route_single(const RouteParams& p) {
-    SHARED(u32, orders, ROUTE_THREADS);
+// By all THREADS of a block, which has one for each expert.
+template <u32 THREADS> DEV void route_single(const RouteParams& p) {
+    SHARED(u32, orders, THREADS);
     SHARED(u32, chosen, MAX_CHOICES);
     const u32 expert = tid(), known = min_of(expert, p.n_experts - 1);
     const Scores scores = {p, p.logits, 0.0f, 1.0f, !p.bias};
@@ -68,7 +69,7 @@ DEV void route_single(const RouteParams& p) {
 #pragma unroll
     for (u32 kind = 0; kind < N_KINDS; kind++) {
         const TileList& list = p.lists[kind];
-        for (u32 t = n_rows + tid() - WARP_SIZE; t < list.len; t += ROUTE_THREADS - WARP_SIZE)
+        for (u32 t = n_rows + tid() - WARP_SIZE; t < list.len; t += THREADS - WARP_SIZE)
             store16(list.tiles + t, bits<u32x4>(none));
     }
 }

@@ -16,6 +16,7 @@ use super::mxfp6::Mxfp6Kernels;
 use super::norm::NormKernels;
 use super::recurrent::RecurrentKernels;
 use super::rope_kv::RopeKvKernels;
+use super::router::RouterKernels;
 use super::routing::ExpertsKernels;
 use super::rows::RowsKernels;
 use super::sample::{SampleAllKernels, SampleKernels};
@@ -81,6 +82,7 @@ modules! {
         mxfp6: Mxfp6Kernels,
         norm: NormKernels,
         recurrent: RecurrentKernels,
+        router: RouterKernels,
         sample: SampleKernels,
         sample_all: SampleAllKernels,
         selftest: SelfTestKernels,

@@ -23,6 +23,7 @@ mod own;
 mod products;
 mod recurrent;
 mod rope_kv;
+mod router;
 mod routing;
 mod rows;
 mod sample;
@@ -70,6 +71,7 @@ pub use rope_kv::{
     HeadNorms, LatentRopeKv, RopeKv, RopeStyle, Rotation, kv_append, latent_rope_kv, rope, rope_kv,
     rope_to,
 };
+pub use router::{RouterRow, route_row, routes_row};
 pub use routing::{
     ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, MAX_EXPERTS, Router,
     Routing, RoutingBuffer, SharedWeight, Weighed, check_experts, check_router, combine_and_norm,

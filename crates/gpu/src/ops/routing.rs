@@ -31,7 +31,7 @@ pub const MAX_EXPERTS: usize = 1024;
 const MAX_GROUPS: usize = 32;
 
 /// With up to this many choices of a token, steps of few tokens are routed by one block.
-const MAX_FEW_CHOICES: u32 = 32;
+pub(super) const MAX_FEW_CHOICES: u32 = 32;
 
 /// Up to this many tokens are routed and sorted by one block.
 const MAX_SINGLE_BLOCK_TOKENS: usize = 64;
@@ -70,6 +70,7 @@ pub struct RoutingBuffer {
     rows: Buffer,
     tokens: Buffer,
     n_rows: Buffer,
+    n_arrived: Buffer,
     tiles: [Buffer; TILE_ROWS.len()],
 }
 
@@ -93,6 +94,8 @@ pub struct Routing<'a> {
     pub tokens: Slice<'a, u32>,
     /// Number of rows, `[1]`.
     pub n_rows: Slice<'a, u32>,
+    /// Blocks of a launch that have arrived, `[1]`; 0 between launches.
+    pub(super) n_arrived: Slice<'a, u64>,
     /// Tiles of up to 4, 32 and 128 rows of one expert. The lists have the maximum length.
     pub tiles: [Slice<'a, ExpertTile>; TILE_ROWS.len()],
 }
@@ -155,6 +158,7 @@ impl RoutingBuffer {
         assert_eq!(check_experts([n_experts, n_used]), Ok(()));
         let n = max_tokens * n_used;
         let tiles = |rows| gpu.alloc::<ExpertTile>(max_tiles(n, n_experts, rows));
+        let n_arrived = gpu.upload(&[0u64])?;
         let [few, small, large] = TILE_ROWS;
         Ok(RoutingBuffer {
             n_experts,
@@ -165,6 +169,7 @@ impl RoutingBuffer {
             rows: gpu.alloc::<u32>(n)?,
             tokens: gpu.alloc::<u32>(n)?,
             n_rows: gpu.alloc::<u32>(1)?,
+            n_arrived,
             tiles: [tiles(few)?, tiles(small)?, tiles(large)?],
         })
     }
@@ -194,6 +199,7 @@ impl RoutingBuffer {
             rows: self.rows.as_slice().part(0..n),
             tokens: self.tokens.as_slice().part(0..n),
             n_rows: self.n_rows.as_slice(),
+            n_arrived: self.n_arrived.as_slice(),
             tiles: [tiles(0), tiles(1), tiles(2)],
         }
     }
@@ -216,7 +222,7 @@ layout!(TileList { tiles, n_rows, len });
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct RouteParams {
+pub(super) struct RouteParams {
     logits: Address,
     seq_of_row: Address,
     experts: Address,
@@ -361,6 +367,50 @@ pub fn route(
     routing: &Routing<'_>,
 ) -> Result<(), GpuError> {
     let n_tokens = routing.n_tokens;
+    let is_simple = is_simple(&router, vectors.bias.is_some());
+    let params = route_params(logits, vectors, (router, shared), seq_of_row, routing);
+    if n_tokens == 0 {
+        return Ok(());
+    }
+    let kernels = &gpu.kernels().experts;
+    let tokens_of_block = ROUTE_THREADS / super::formats::warp_size(gpu) as u32;
+    let is_small = params.n_experts <= ROUTE_THREADS && params.n_choices <= MAX_FEW_CHOICES;
+    if n_tokens == 1 && is_simple && is_small {
+        return gpu.launch(&kernels.route_one, [1, 1, 1], ROUTE_THREADS, 0, &params);
+    }
+    let are_few = params.n_tokens <= tokens_of_block
+        && params.n_tokens * params.n_choices <= ROUTE_THREADS
+        && routing.n_experts <= ROUTE_THREADS as usize;
+    if are_few {
+        return gpu.launch(&kernels.route_few, [1, 1, 1], ROUTE_THREADS, 0, &params);
+    }
+    if n_tokens <= MAX_SINGLE_BLOCK_TOKENS && params.n_choices <= MAX_FEW_CHOICES {
+        return gpu.launch(
+            &kernels.route_sort,
+            [1, 1, 1],
+            ROUTE_SORT_THREADS,
+            0,
+            &params,
+        );
+    }
+    let grid = [params.n_tokens.div_ceil(tokens_of_block), 1, 1];
+    gpu.launch(&kernels.route, grid, ROUTE_THREADS, 0, &params)?;
+    let grid = [routing.n_experts as u32, 1, 1];
+    gpu.launch(&kernels.sort, grid, SORT_THREADS, 0, &params)
+}
+
+/// The parameters of a routing. [`route`] says more.
+///
+/// # Panics
+/// As [`route`].
+pub(super) fn route_params(
+    logits: Slice<'_, f32>,
+    vectors: ExpertVectors<Slice<'_, f32>>,
+    (router, shared): (Router, Option<SharedWeight<Slice<'_, f32>>>),
+    seq_of_row: Slice<'_, u32>,
+    routing: &Routing<'_>,
+) -> RouteParams {
+    let n_tokens = routing.n_tokens;
     let n_shared = usize::from(shared.is_some());
     let n_experts = routing.n_experts - n_shared;
     assert_eq!(
@@ -383,10 +433,7 @@ pub fn route(
     );
     let vectors = vectors.map(|vector| vector.address());
     let groups = router.groups.unwrap_or(ExpertGroups { n: 1, n_used: 1 });
-    if n_tokens == 0 {
-        return Ok(());
-    }
-    let params = RouteParams {
+    RouteParams {
         logits: logits.address(),
         seq_of_row: seq_of_row.address(),
         experts: routing.experts.address(),
@@ -412,35 +459,13 @@ pub fn route(
         n_groups_used: groups.n_used as u32,
         scale: router.scale,
         pad: 0,
-    };
-    let kernels = &gpu.kernels().experts;
-    let tokens_of_block = ROUTE_THREADS / super::formats::warp_size(gpu) as u32;
-    // Probabilities with a bias need the sum over all experts first.
-    let is_simple = router.groups.is_none()
-        && (router.scores != ExpertScores::Softmax || vectors.bias.is_none());
-    let is_small = params.n_experts <= ROUTE_THREADS && params.n_choices <= MAX_FEW_CHOICES;
-    if n_tokens == 1 && is_simple && is_small {
-        return gpu.launch(&kernels.route_one, [1, 1, 1], ROUTE_THREADS, 0, &params);
     }
-    let are_few = params.n_tokens <= tokens_of_block
-        && params.n_tokens * params.n_choices <= ROUTE_THREADS
-        && routing.n_experts <= ROUTE_THREADS as usize;
-    if are_few {
-        return gpu.launch(&kernels.route_few, [1, 1, 1], ROUTE_THREADS, 0, &params);
-    }
-    if n_tokens <= MAX_SINGLE_BLOCK_TOKENS && params.n_choices <= MAX_FEW_CHOICES {
-        return gpu.launch(
-            &kernels.route_sort,
-            [1, 1, 1],
-            ROUTE_SORT_THREADS,
-            0,
-            &params,
-        );
-    }
-    let grid = [params.n_tokens.div_ceil(tokens_of_block), 1, 1];
-    gpu.launch(&kernels.route, grid, ROUTE_THREADS, 0, &params)?;
-    let grid = [routing.n_experts as u32, 1, 1];
-    gpu.launch(&kernels.sort, grid, SORT_THREADS, 0, &params)
+}
+
+/// Whether a single token's experts can be chosen without groups, and without the sum over all scores, which probabilities
+/// with a bias need first.
+pub(super) fn is_simple(router: &Router, has_bias: bool) -> bool {
+    router.groups.is_none() && (router.scores != ExpertScores::Softmax || !has_bias)
 }
 
 /// `out[row] = x[token of row]` in the form of `out`, for each row of `routing`; `x` [n_tokens, width]. Weights that

@@ -34,6 +34,7 @@ mod norm;
 mod recurrent;
 mod roofline;
 mod rope_kv;
+mod router;
 mod routing;
 mod rows;
 mod same_bits;

@@ -11,8 +11,8 @@ use rocmforge_gpu::{Gpu, Variant, ops};
 
 use rocmforge_plan::Weights;
 use rocmforge_plan::{
-    ActsId, BufferId, ExpertStack, Linear, Op, Plan, PlanPart, RopeId, RoutingId, RowsOf, Weighed,
-    WeightId, is_dead,
+    ActsId, BufferId, ExpertStack, Linear, Op, OutMode, Plan, PlanPart, RopeId, RoutingId, RowsOf,
+    Weighed, WeightId, is_dead,
 };
 
 pub(crate) use heads::{AttendToHeadsOps, HeadProductsOps, LatentQueriesOps};
@@ -26,6 +26,8 @@ pub(crate) enum Stage {
     One(usize),
     /// The norm of rows, and the conversion of its result, which others read, too.
     NormQuantize { first: usize, ops: NormQuantizeOps },
+    /// The norm of rows, the products of a router, and the choice of experts.
+    Router { first: usize, ops: RouterOps },
     /// Gate and up projections with their activation, and the conversion of the result, which nothing else reads.
     GatedQuantize { first: usize, ops: GatedQuantizeOps },
     /// Optional norms of the query and key heads, RoPE of queries and keys, and the append to the KV cache.
@@ -62,6 +64,18 @@ pub(crate) struct NormQuantizeOps {
     pub(crate) eps: f32,
     pub(crate) normed: BufferId,
     pub(crate) out: ActsId,
+}
+
+/// The operands of [`Stage::Router`]; the choice is its last operation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct RouterOps {
+    pub(crate) norm: NormQuantizeOps,
+    pub(crate) matrix: Linear,
+    pub(crate) logits: BufferId,
+}
+
+impl RouterOps {
+    const N_OPS: usize = 4;
 }
 
 /// The operands of [`Stage::GatedQuantize`].
@@ -140,6 +154,7 @@ impl Stage {
             Stage::NormQuantize { first, .. } | Stage::GatedQuantize { first, .. } => {
                 first..first + 2
             }
+            Stage::Router { first, .. } => first..first + RouterOps::N_OPS,
             Stage::RopeKv { first, ops } => first..first + if ops.norms.is_some() { 5 } else { 3 },
             Stage::HeadProducts { first, .. } => first..first + 2,
             Stage::LatentQueries { first, .. } => first..first + heads::LATENT_QUERIES,
@@ -158,7 +173,7 @@ impl Stage {
     /// Returns the buffers that the unfused operations write but this stage leaves undefined.
     pub(crate) fn undefined(&self) -> Vec<BufferId> {
         match *self {
-            Stage::One(_) | Stage::NormQuantize { .. } => vec![],
+            Stage::One(_) | Stage::NormQuantize { .. } | Stage::Router { .. } => vec![],
             Stage::GatedQuantize { ops, .. } => vec![ops.unwritten],
             Stage::RopeKv { ops, .. } => vec![ops.k_unwritten],
             Stage::HeadProducts { ops, .. } => vec![ops.unwritten],
@@ -246,6 +261,7 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Seg
                     let ops = heads::products(plan, range.clone())?;
                     Some(Stage::HeadProducts { first: at, ops })
                 })
+                .or_else(|| router(plan, weights, range.clone()))
                 .or_else(|| norm_quantize(plan, weights, range.clone()))
                 .or_else(|| gated_quantize(plan, range.clone()))
                 .or_else(|| expert_gate(plan, range.clone()))
@@ -328,6 +344,38 @@ fn norm_quantize(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<
         out,
     };
     (read == normed && is_whole_row).then_some(Stage::NormQuantize { first, ops })
+}
+
+/// Matches the norm of rows, the products of its result with a router's matrix, which nothing else reads converted, and the
+/// choice of experts.
+fn router(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<Stage> {
+    let first = range.start;
+    let Stage::NormQuantize { ops: norm, .. } = norm_quantize(plan, weights, range.clone())? else {
+        return None;
+    };
+    let &[
+        _,
+        _,
+        Op::MatMul {
+            x,
+            weight,
+            bias,
+            mode: OutMode::Store,
+            out,
+        },
+        Op::Route { logits, .. },
+        ref rest @ ..,
+    ] = &plan.ops[range]
+    else {
+        return None;
+    };
+    let ops = RouterOps {
+        norm,
+        matrix: Linear { weight, bias },
+        logits,
+    };
+    let is_router = x == norm.out && out == logits && own::is_read_no_more(rest, x);
+    is_router.then_some(Stage::Router { first, ops })
 }
 
 /// Matches gate and up projections whose result is only converted.

@@ -9,7 +9,7 @@ use rocmforge_gpu::{Acts, Gpu, GpuError, KvLayer, OutMode, Slice, Source};
 use super::compile::{
     AfterHeads, AttendToHeadsOps, ExpertGateOps, GatedQuantizeOps, HeadProductsOps,
     LatentQueriesOps, LinearDecodeOps, LinearInputsOps, NormAfter, NormQuantizeOps, OwnConversion,
-    RopeKvOps, Stage,
+    RopeKvOps, RouterOps, Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -39,6 +39,7 @@ impl<'a> Launcher<'a> {
         match stage {
             Stage::One(index) => self.run_op(&self.plan.ops[*index]),
             Stage::NormQuantize { ops, .. } => self.norm_quantize(ops),
+            Stage::Router { ops, .. } => self.router(ops, stage.ops().end - 1),
             Stage::GatedQuantize { ops, .. } => self.gated_quantize(ops),
             Stage::RopeKv { ops, .. } => self.rope_kv(ops),
             Stage::HeadProducts { ops, .. } => self.head_products(ops),
@@ -232,6 +233,47 @@ impl<'a> Launcher<'a> {
             memory.acts(ops.out, self.shape),
         );
         ops::rms_norm_quantize(gpu, x, weight, ops.eps, Some(normed), &out)
+    }
+
+    /// Chooses experts: of one row in a launch, of more in one for each operation. `choice`: the index of the last one.
+    fn router(&self, operands: &RouterOps, choice: usize) -> Result<(), GpuError> {
+        let Launcher { gpu, memory, .. } = *self;
+        let Op::Route {
+            bias,
+            scales,
+            router,
+            shared,
+            out,
+            ..
+        } = self.plan.ops[choice]
+        else {
+            unreachable!("the last operation of a router is the choice");
+        };
+        let routing = memory.routing(out, self.shape);
+        let Linear {
+            weight,
+            bias: of_products,
+        } = operands.matrix;
+        let matrix = self.weights.matrix(weight);
+        let is_any = self.shape.rows == StepRows::Any;
+        if !is_any || !ops::routes_row(gpu, &matrix, (&router, bias.is_some()), &routing) {
+            self.norm_quantize(&operands.norm)?;
+            return (choice - 1..=choice).try_for_each(|index| self.run_op(&self.plan.ops[index]));
+        }
+        let norm = &operands.norm;
+        let row = ops::RouterRow {
+            x: self.buffer(norm.x),
+            norm: (self.weights.vector(norm.weight), norm.eps),
+            normed: self.buffer(norm.normed),
+            acts: memory.acts(norm.out, self.shape),
+            matrix,
+            bias: of_products.map(|id| self.weights.vector(id)),
+            logits: self.buffer(operands.logits),
+        };
+        let vectors = ExpertVectors { bias, scales }.map(|id| self.weights.vector(id));
+        let shared = shared.map(|shared| shared.map(|gate| self.buffer(gate)));
+        let seq_of_row = memory.step.step(self.shape).seq_of_row;
+        ops::route_row(gpu, &row, vectors, (router, shared), seq_of_row, &routing)
     }
 
     /// Multiplies activations with weight matrices.

@@ -268,7 +268,7 @@ pub(in crate::ops) fn virtual_split(gpu: &Gpu, work: &Work<'_>) -> usize {
 
 /// Returns how many virtual waves share a row, a power of two. `n_rows` counts the weight rows that one row of
 /// activations meets in matrices of this shape. Depends only on the shape, so that the order of additions does too.
-fn split(gpu: &Gpu, matrix: &Matrix<'_>, n_rows: usize) -> usize {
+pub(in crate::ops) fn split(gpu: &Gpu, matrix: &Matrix<'_>, n_rows: usize) -> usize {
     if gpu.takes(Variant::SplitsOff) {
         return 1;
     }

@@ -62,7 +62,7 @@ fn of_pair(plan: &Plan, first: &Stage, next: &Stage) -> Option<OwnConversion> {
 }
 
 /// Whether the operations write the activations before any of them reads them.
-fn is_read_no_more(ops: &[Op], acts: ActsId) -> bool {
+pub(super) fn is_read_no_more(ops: &[Op], acts: ActsId) -> bool {
     let mut uses = ops
         .iter()
         .filter(|op| [op.acts_read(), op.acts_written()].contains(&Some(acts)));
