@@ -40,7 +40,8 @@ pub use matmul::{Gate, Product, get_rows, is_fast, matmul, matmul_all, matmul_ga
 pub use ops::{
     Conv, LayerNormParams, Rotation, StateSeq, activate, add, add_gated, argmax, causal_conv,
     gated_activation, join_heads, kv_append, kv_copy, kv_read, layer_norm, linear_attention,
-    log_sum_exp, match_length, mix, rms_norm, rms_norm_acts, rope, scale, soft_cap, sparsify,
+    log_sum_exp, match_length, mix, rms_norm, rms_norm_acts, rms_norm_groups, rope, scale,
+    soft_cap, sparsify,
 };
 pub use pool::{MAX_THREADS, MatrixMut, Pool, Tile, default_threads};
 pub use roofline::{Gauge, measure_roofline};

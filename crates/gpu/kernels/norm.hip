@@ -1,11 +1,12 @@
 // Normalization of rows, and quantization of activations (forms: acts.h).
 //
 //     rms_norm:   y = x / sqrt(mean(x^2) + eps) * weight
+//     rms_norm_groups: the same of groups of a row, each with weights of its own
 //     layer_norm: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
 //     quantize:   y = x
 //     quantize_gated: y = f(gate) * g(up), as `gated` in elementwise.hip
 //
-// x [n_rows, width], weight and bias [width]; out: y in one of the forms, and if `normed` is not null in f32, too.
+// x [n_rows, width], weight and bias [width]; of groups x [n_rows, n_groups, width], weight [n_groups, width]; out: y in one of the forms, and if `normed` is not null in f32, too.
 //
 // One team of threads per row: a block of 512 (`block`), or 32 lanes of a block of 256 (`team`) for short rows such as
 // heads. Each thread loads 8 neighbouring values at a time and keeps one or two such octets in registers. Values of a row
@@ -33,6 +34,28 @@ KERNEL_THAT_BEGINS(rms_norm_team_q8x32, NormParams, TEAM_THREADS) { norm_team<Rm
 KERNEL_THAT_BEGINS(rms_norm_team_q8x256, NormParams, TEAM_THREADS) { norm_team<Rms, FormQ8x256>(p); }
 KERNEL_THAT_BEGINS(layer_norm_block_f32, NormParams, BLOCK_THREADS) { norm_block<Layer, FormF32>(p); }
 KERNEL_THAT_BEGINS(layer_norm_team_f32, NormParams, TEAM_THREADS) { norm_team<Layer, FormF32>(p); }
+
+// A block of 128 threads, whose octets are 1024 values, for each group.
+constexpr u32 GROUP_THREADS = 128;
+
+struct NormGroupsParams {
+    // Rows are groups.
+    NormParams norm;
+    u32 n_groups;
+    u32 pad;
+    FIELDS(norm, n_groups, pad)
+};
+
+template <typename Form> DEV void norm_groups(const NormGroupsParams& p) {
+    SHARED(float, part, 2 * GROUP_THREADS / WARP_SIZE);
+    NormParams norm = p.norm;
+    norm.weight += (u64)bid_y() * norm.width;
+    norm_row<Rms, Form, GROUP_THREADS>(norm, bid_x() * p.n_groups + bid_y(), tid(), part);
+}
+
+KERNEL_THAT_BEGINS(rms_norm_groups_f32, NormGroupsParams, GROUP_THREADS) { norm_groups<FormF32>(p); }
+KERNEL_THAT_BEGINS(rms_norm_groups_q8x32, NormGroupsParams, GROUP_THREADS) { norm_groups<FormQ8x32>(p); }
+KERNEL_THAT_BEGINS(rms_norm_groups_q8x256, NormGroupsParams, GROUP_THREADS) { norm_groups<FormQ8x256>(p); }
 
 struct QuantizeParams {
     const float* x;

@@ -123,6 +123,7 @@ fn norm_quantize(plan: &Plan, weights: &Weights, ops: &[Op]) -> Option<(Op, usiz
         Op::RmsNorm {
             x,
             weight,
+            n_groups,
             eps,
             out: normed,
         },
@@ -132,16 +133,21 @@ fn norm_quantize(plan: &Plan, weights: &Weights, ops: &[Op]) -> Option<(Op, usiz
     else {
         return None;
     };
-    let is_whole_row = weights.vector(*weight).len() == plan.buffers[normed.0 as usize].width;
-    (read == normed && is_whole_row && is_dead(rest, *normed, plan.logits)).then_some((
-        Op::NormQuantize {
-            x: *x,
-            weight: *weight,
-            eps: *eps,
-            out: *out,
-        },
-        2,
-    ))
+    let width = plan.buffers[normed.0 as usize].width;
+    let is_whole_row = weights.vector(*weight).len() == width;
+    let block_len = plan.acts[out.0 as usize].format.block_len();
+    let are_whole_blocks = *n_groups == 1 || (width / n_groups).is_multiple_of(block_len);
+    (read == normed && is_whole_row && are_whole_blocks && is_dead(rest, *normed, plan.logits))
+        .then_some((
+            Op::NormQuantize {
+                x: *x,
+                weight: *weight,
+                n_groups: *n_groups,
+                eps: *eps,
+                out: *out,
+            },
+            2,
+        ))
 }
 
 /// Returns consecutive products of the same activations, fused, and the number of operations replaced.

@@ -146,6 +146,7 @@ mod tests {
         let norm = Op::RmsNorm {
             x: BufferId(0),
             weight: WeightId(0),
+            n_groups: 1,
             eps: 1e-5,
             out: BufferId(1),
         };

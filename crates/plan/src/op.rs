@@ -148,10 +148,12 @@ pub enum Op {
     /// `out[t] += table[position[t]]`, dequantized. Beyond the table its last row is added, so a table of one row is added
     /// everywhere.
     AddPositions { table: WeightId, out: BufferId },
-    /// `out = x / sqrt(mean(x^2) + eps) * weight` over groups of `weight.len()` values (a whole row, or each head).
+    /// `out = x / sqrt(mean(x^2) + eps) * weight` over groups of `weight.len() / n_groups` values (a whole row, or each head).
+    /// So many neighbouring groups have weights of their own.
     RmsNorm {
         x: BufferId,
         weight: WeightId,
+        n_groups: usize,
         eps: f32,
         out: BufferId,
     },
@@ -173,10 +175,11 @@ pub enum Op {
         mode: OutMode,
         out: BufferId,
     },
-    /// `RmsNorm` and `Quantize` in one pass; the normed values are not stored in a buffer. Groups are whole rows.
+    /// `RmsNorm` and `Quantize` in one pass; the normed values are not stored in a buffer. The weights are of whole rows.
     NormQuantize {
         x: BufferId,
         weight: WeightId,
+        n_groups: usize,
         eps: f32,
         out: ActsId,
     },

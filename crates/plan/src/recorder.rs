@@ -263,11 +263,22 @@ impl Recorder {
 
     /// Records the RMS norm of groups of values, as many as `weight` has.
     pub fn rms_norm(&mut self, x: Value, weight: WeightId, eps: f32) -> Value {
+        self.rms_norm_groups(x, (weight, 1), eps)
+    }
+
+    /// Records the RMS norm of groups of values; `weight` has those of so many groups.
+    pub fn rms_norm_groups(
+        &mut self,
+        x: Value,
+        (weight, n_groups): (WeightId, usize),
+        eps: f32,
+    ) -> Value {
         let out = self.new_value(x.rows, x.width);
         let (x, out_id) = (self.at(x), out.id);
         self.push(Op::RmsNorm {
             x,
             weight,
+            n_groups,
             eps,
             out: out_id,
         });

@@ -28,7 +28,7 @@ pub use kv::kv_append;
 pub use kv_move::{kv_copy, kv_read};
 pub use linear_attention::linear_attention;
 pub use logits::{argmax, log_sum_exp};
-pub use norm::{LayerNormParams, layer_norm, rms_norm, rms_norm_acts};
+pub use norm::{LayerNormParams, layer_norm, rms_norm, rms_norm_acts, rms_norm_groups};
 pub use rope::{Rotation, rope};
 pub use soft_cap::soft_cap;
 pub use state::StateSeq;

@@ -32,29 +32,80 @@ pub fn rms_norm(isa: Isa, pool: &Pool, x: &[f32], weight: &[f32], eps: f32, out:
     });
 }
 
-/// [`rms_norm`] of the rows of `x` [n_rows, weight.len()], converted to activations of `format`: the same bits as the
+/// As [`rms_norm`], where each row is `n_groups` groups that are normalized on their own.
+///
+/// # Panics
+/// As [`rms_norm`], and if a row is not whole groups.
+pub fn rms_norm_groups(
+    isa: Isa,
+    pool: &Pool,
+    x: &[f32],
+    (weight, n_groups): (&[f32], usize),
+    eps: f32,
+    out: &mut [f32],
+) {
+    assert_eq!(x.len(), out.len(), "out has the shape of x");
+    if x.is_empty() {
+        return;
+    }
+    let width = checked_width(x, (weight, n_groups));
+    let rows = rows_per_task(pool, x.len() / width, width);
+    pool.for_each_rows(out, width, rows, &|first, out| {
+        let x = &x[first * width..first * width + out.len()];
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+            norm_groups_of_row(isa, x, (weight, n_groups), eps, out);
+        }
+    });
+}
+
+/// [`rms_norm_groups`] of the rows of `x` [n_rows, weight.len()], converted to activations of `format`: the same bits as the
 /// two operations one after the other.
 ///
 /// # Panics
-/// If `x` is not whole rows, or a row is not whole blocks of `format`.
+/// If `x` is not whole rows, a row is not whole groups, or not whole blocks of `format`.
 pub fn rms_norm_acts(
     isa: Isa,
     pool: &Pool,
     x: &[f32],
-    (weight, eps): (&[f32], f32),
+    (weight, n_groups, eps): (&[f32], usize, f32),
     format: ActFormat,
     acts: &mut Acts,
 ) {
+    let width = checked_width(x, (weight, n_groups));
+    let norm = |token: usize, out: &mut [f32]| {
+        let x = &x[token * width..][..width];
+        norm_groups_of_row(isa, x, (weight, n_groups), eps, out);
+    };
+    let shape = [x.len() / width, width];
+    acts.fill(isa, pool, shape, format, RowsFrom::Computed(&norm));
+}
+
+/// The width of rows of `n_groups` groups.
+fn checked_width(x: &[f32], (weight, n_groups): (&[f32], usize)) -> usize {
     let width = weight.len();
     assert!(
         width > 0 && x.len().is_multiple_of(width),
         "x holds whole rows"
     );
-    let norm = |token: usize, out: &mut [f32]| {
-        rms_norm_rows(isa, &x[token * width..][..width], weight, eps, out);
-    };
-    let shape = [x.len() / width, width];
-    acts.fill(isa, pool, shape, format, RowsFrom::Computed(&norm));
+    assert!(
+        n_groups > 0 && width.is_multiple_of(n_groups),
+        "rows are whole groups"
+    );
+    width
+}
+
+fn norm_groups_of_row(
+    isa: Isa,
+    x: &[f32],
+    (weight, n_groups): (&[f32], usize),
+    eps: f32,
+    out: &mut [f32],
+) {
+    let width = weight.len() / n_groups;
+    let groups = x.chunks_exact(width).zip(weight.chunks_exact(width));
+    for ((x, weight), out) in groups.zip(out.chunks_exact_mut(width)) {
+        rms_norm_rows(isa, x, weight, eps, out);
+    }
 }
 
 fn rms_norm_rows(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {

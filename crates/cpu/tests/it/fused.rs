@@ -1,8 +1,8 @@
 //! Fused operations have the same bits as the separate operations.
 
 use rocmforge_cpu::{
-    Acts, Gate, Isa, Pool, Product, gated_activation, matmul, matmul_all, matmul_gated, rms_norm,
-    rms_norm_acts,
+    Acts, Gate, Isa, Pool, Product, gated_activation, matmul, matmul_all, matmul_gated,
+    rms_norm_acts, rms_norm_groups,
 };
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant;
@@ -117,13 +117,22 @@ fn norm_and_quantization_in_one_pass() {
     let weight = random.vec(N_IN);
     for (isa, pool) in machines() {
         for n_tokens in TOKENS {
-            for format in [ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256] {
+            for (format, n_groups) in [
+                (ActFormat::F32, 1),
+                (ActFormat::F32, 4),
+                (ActFormat::Q8x32, 1),
+                (ActFormat::Q8x32, 4),
+                (ActFormat::Q8x256, 1),
+                (ActFormat::Q8x256, 2),
+            ] {
                 let x = random.vec(n_tokens * N_IN);
                 let mut normed = vec![0.0; x.len()];
-                rms_norm(isa, &pool, &x, &weight, 1e-5, &mut normed);
+                let weights = (&weight[..], n_groups);
+                rms_norm_groups(isa, &pool, &x, weights, 1e-5, &mut normed);
                 let want = acts(isa, &pool, &normed, format);
                 let mut got = Acts::new();
-                rms_norm_acts(isa, &pool, &x, (&weight, 1e-5), format, &mut got);
+                let norm = (&weight[..], n_groups, 1e-5);
+                rms_norm_acts(isa, &pool, &x, norm, format, &mut got);
                 assert_eq!((got.n_tokens(), got.n_in()), (n_tokens, N_IN));
                 let (mut a, mut b) = (vec![0.0; N_IN], vec![0.0; N_IN]);
                 for token in 0..n_tokens {

@@ -2,7 +2,7 @@
 
 use rocmforge_cpu::{
     Isa, LayerNormParams, Pool, Rotation, activate, add, add_gated, argmax, gated_activation,
-    join_heads, layer_norm, log_sum_exp, rms_norm, rope, scale, soft_cap,
+    join_heads, layer_norm, log_sum_exp, rms_norm, rms_norm_groups, rope, scale, soft_cap,
 };
 use rocmforge_plan::RopeStyle;
 
@@ -61,6 +61,32 @@ fn rms_norm_follows_its_formula() {
                 let last = (n_rows - 1) * width;
                 rms_norm(isa, &Pool::new(1), &x[last..], &weight, 1e-5, &mut alone);
                 assert_eq!(alone, got[last..]);
+            }
+        }
+    }
+}
+
+/// The same bits as norms of the groups one by one.
+#[test]
+fn groups_have_norms_of_their_own() {
+    let mut rng = Rng(2);
+    for isa in Isa::available() {
+        for (width, n_groups) in [(96, 1), (96, 3), (140, 20), (1024, 8)] {
+            for n_rows in [1, 3, 70] {
+                let (x, weight) = (rng.vec(n_rows * width), rng.vec(width));
+                let got = same_on_any_pool(|pool| {
+                    let mut out = vec![f32::NAN; x.len()];
+                    rms_norm_groups(isa, pool, &x, (&weight, n_groups), 1e-5, &mut out);
+                    out
+                });
+                let of_group = width / n_groups;
+                let weights = weight.chunks(of_group).cycle();
+                for (group, (x, weight)) in x.chunks(of_group).zip(weights).enumerate() {
+                    let mut alone = vec![0.0; of_group];
+                    rms_norm(isa, &Pool::new(1), x, weight, 1e-5, &mut alone);
+                    let found = &got[group * of_group..][..of_group];
+                    assert_eq!(found, alone, "{isa} {n_groups} of {width}");
+                }
             }
         }
     }

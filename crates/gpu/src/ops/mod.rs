@@ -59,7 +59,9 @@ pub use linear_layer::{
 };
 pub use mask::{forbid, mask_words};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
-pub use norm::{layer_norm, quantize, rms_norm, rms_norm_quantize};
+pub use norm::{
+    layer_norm, quantize, rms_norm, rms_norm_groups, rms_norm_groups_quantize, rms_norm_quantize,
+};
 pub use own::converts;
 pub use products::{
     ExpertGated, expert_gated_products, expert_gated_products_quantized, expert_products,

@@ -7,7 +7,7 @@ use super::half::HalfRows;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{kernels, layout};
-use crate::limit::n_values;
+use crate::limit::{MAX_GRID, n_values};
 use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Activation, Acts};
 use crate::variant::Variant;
@@ -17,6 +17,9 @@ pub(super) const BLOCK_THREADS: u32 = 512;
 /// Threads and rows of a block that handles several rows, each by a team of 32 threads.
 const TEAM_THREADS: u32 = 256;
 const TEAM_ROWS: u32 = 8;
+
+/// Threads of a block that handles a group of a row.
+const GROUP_THREADS: u32 = 128;
 
 /// Rows of up to this many values are handled by a team.
 const MAX_TEAM_WIDTH: usize = 512;
@@ -71,6 +74,22 @@ const _: () = assert!(size_of::<NormParams>() == 80);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+struct NormGroupsParams {
+    norm: NormParams,
+    n_groups: u32,
+    pad: u32,
+}
+
+layout!(NormGroupsParams {
+    norm,
+    n_groups,
+    pad
+});
+
+const _: () = assert!(size_of::<NormGroupsParams>() == 88);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 struct QuantizeParams {
     x: Address,
     out: ActsOut,
@@ -116,6 +135,9 @@ kernels! {
         rms_norm_team_f32: NormParams,
         rms_norm_team_q8x32: NormParams,
         rms_norm_team_q8x256: NormParams,
+        rms_norm_groups_f32: NormGroupsParams,
+        rms_norm_groups_q8x32: NormGroupsParams,
+        rms_norm_groups_q8x256: NormGroupsParams,
         layer_norm_block_f32: NormParams,
         layer_norm_team_f32: NormParams,
         quantize_f32: QuantizeParams,
@@ -233,6 +255,61 @@ pub fn rms_norm_quantize(
     out: &Acts<'_>,
 ) -> Result<(), GpuError> {
     Norm::of_rows(x, (weight, eps), normed).launch(gpu, Kind::Rms, out)
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight` on groups of `weight.len() / n_groups` values; so many neighbouring groups have
+/// weights of their own.
+///
+/// # Panics
+/// If `x` is not a whole number of rows of `n_groups` groups, or `out` has another length.
+pub fn rms_norm_groups(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    (weight, n_groups): (Slice<'_, f32>, usize),
+    eps: f32,
+    out: Slice<'_, f32>,
+) -> Result<(), GpuError> {
+    assert_eq!(x.len(), out.len(), "out has the shape of x");
+    let acts = f32_acts(out, weight.len());
+    rms_norm_groups_quantize(gpu, x, (weight, n_groups), eps, &acts)
+}
+
+/// [`rms_norm_groups`], written in the form of `out`, whose rows are `n_groups` groups. Gives the same bits as [`quantize`]
+/// of its result.
+///
+/// # Panics
+/// If the shapes do not match, or groups are not whole blocks of the form.
+pub fn rms_norm_groups_quantize(
+    gpu: &Gpu,
+    x: Slice<'_, f32>,
+    (weight, n_groups): (Slice<'_, f32>, usize),
+    eps: f32,
+    out: &Acts<'_>,
+) -> Result<(), GpuError> {
+    assert!(
+        (1..=MAX_GRID).contains(&n_groups) && weight.len().is_multiple_of(n_groups),
+        "rows are whole groups"
+    );
+    assert_eq!(out.width, weight.len(), "rows of all groups");
+    let groups = Acts {
+        n_rows: out.n_rows * n_groups,
+        width: out.width / n_groups,
+        ..*out
+    };
+    let weights = weight.part(0..groups.width);
+    let params = NormGroupsParams {
+        norm: Norm::new(x, weights, eps).params(gpu, &groups),
+        n_groups: n_groups as u32,
+        pad: 0,
+    };
+    let kernels = &gpu.kernels().norm;
+    let kernel = match out.form {
+        ActFormat::F32 => &kernels.rms_norm_groups_f32,
+        ActFormat::Q8x32 => &kernels.rms_norm_groups_q8x32,
+        ActFormat::Q8x256 => &kernels.rms_norm_groups_q8x256,
+    };
+    let grid = [out.n_rows as u32, n_groups as u32, 1];
+    gpu.launch(kernel, grid, GROUP_THREADS, 0, &params)
 }
 
 /// The parameters of [`rms_norm_quantize`] by a block for each row.

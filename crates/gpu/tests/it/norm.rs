@@ -268,3 +268,46 @@ fn fused_norm_matches_separate_kernels() {
         }
     }
 }
+
+/// Groups of a row, each with weights of its own, against the formula, and their conversion in the same launch.
+#[test]
+fn norms_of_groups_with_their_weights() {
+    let mut random = Random(7);
+    for gpu in common::gpus_with(&["loads=narrow"]) {
+        for ([width, n_groups], n_rows) in [
+            ([512, 1], 3),
+            ([1024, 8], 2),
+            ([60, 12], 5),
+            ([99, 3], 4),
+            ([4096, 8], 2),
+            ([5120, 2], 3),
+        ] {
+            let of_group = width / n_groups;
+            let (values, weight) = (random.normals(n_rows * width), random.normals(width));
+            let groups = values.chunks(of_group);
+            let expected = groups.zip(weight.chunks(of_group).cycle());
+            let expected: Vec<f64> = expected
+                .flat_map(|(x, weight)| rms_norm(x, weight))
+                .collect();
+            let [x, weight] = [&values, &weight].map(|values| gpu.upload(values).unwrap());
+            let weights = (weight.as_slice(), n_groups);
+            let normed = any_order(|| {
+                let out = gpu.alloc::<f32>(values.len()).unwrap();
+                ops::rms_norm_groups(&gpu, x.as_slice(), weights, EPS, out.as_slice()).unwrap();
+                gpu.read(out.as_slice::<f32>()).unwrap()
+            });
+            let what = format!("{n_groups} groups of {width} on {}", common::name(&gpu));
+            assert_close(&normed, &expected, 1e-6, &what);
+            for form in [ActFormat::Q8x32, ActFormat::Q8x256] {
+                if !of_group.is_multiple_of(form.block_len()) {
+                    continue;
+                }
+                let acts = ActsBuffer::new(&gpu, form, n_rows, width).unwrap();
+                let out = acts.rows(n_rows);
+                ops::rms_norm_groups_quantize(&gpu, x.as_slice(), weights, EPS, &out).unwrap();
+                let is_same = read(&gpu, &acts, n_rows) == quantized(&normed, form);
+                assert!(is_same, "{form:?}: {what}");
+            }
+        }
+    }
+}

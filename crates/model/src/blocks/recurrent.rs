@@ -228,14 +228,9 @@ fn normed_groups(
     let n_groups = linear.heads.n_k_heads;
     let width = linear.n_v() / n_groups;
     let weight = m.loader.required_rows(&norm, [n_groups, width])?;
-    if n_groups == 1 {
-        let weight = m.loader.push_vector(weight);
-        return Ok(m.plan.rms_norm(x, weight, m.config.norm_eps));
-    }
-    let ones = m.loader.push_constant(width, 1.0);
-    let x = m.plan.rms_norm(x, ones, m.config.norm_eps);
     let weight = m.loader.push_vector(weight);
-    Ok(m.plan.scale(Factor::Vector(weight), x))
+    let eps = m.config.norm_eps;
+    Ok(m.plan.rms_norm_groups(x, (weight, n_groups), eps))
 }
 
 /// Records `silu(conv(x))` of the layer's convolution, which may have a bias.

@@ -134,6 +134,7 @@ impl<'a> Values<'a> {
             .replace("weighed: Outputs, ", "")
             .replace("shared: None, ", "")
             .replace("decay: Head, ", "")
+            .replace(", n_groups: 1, eps", ", eps")
             .replace("stack: ExpertStack { ", "")
             .replace(", n_parts: 1, part: 0 }", "");
         // Inputs come first, so that an operation that reads and writes the same id is not mistaken for another.

@@ -123,18 +123,19 @@ impl CpuBackend {
             Op::RmsNorm {
                 x,
                 weight,
+                n_groups,
                 eps,
                 out,
             } => {
                 let mut to = self.take(out);
-                cpu::rms_norm(
-                    isa,
-                    &self.pool,
-                    self.buffer(x),
-                    self.weights.vector(weight),
-                    eps,
-                    &mut to,
-                );
+                let (x, weight) = (self.buffer(x), self.weights.vector(weight));
+                match n_groups {
+                    1 => cpu::rms_norm(isa, &self.pool, x, weight, eps, &mut to),
+                    _ => {
+                        let weights = (weight, n_groups);
+                        cpu::rms_norm_groups(isa, &self.pool, x, weights, eps, &mut to);
+                    }
+                }
                 self.put(out, to);
             }
             Op::LayerNorm {
@@ -170,6 +171,7 @@ impl CpuBackend {
             Op::NormQuantize {
                 x,
                 weight,
+                n_groups,
                 eps,
                 out,
             } => {
@@ -177,7 +179,7 @@ impl CpuBackend {
                 let ActsBuffer::Rows(acts) = &mut self.acts[out.0 as usize] else {
                     panic!("activations {} are sorted by expert", out.0);
                 };
-                let norm = (self.weights.vector(weight), eps);
+                let norm = (self.weights.vector(weight), n_groups, eps);
                 let x = &self.buffers[x.0 as usize];
                 cpu::rms_norm_acts(isa, &self.pool, x, norm, format, acts);
             }

@@ -337,6 +337,7 @@ fn norm_quantize(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<
     };
     let is_whole_row = weights.vector(weight).len() == plan.buffers[normed.0 as usize].width;
     let ops = NormQuantizeOps {
+            n_groups: 1,
         x,
         weight,
         eps,
@@ -539,6 +540,7 @@ fn norm_after(
             out,
             n_ops: 1,
         });
+        n_groups: 1,
     }
     match norm_quantize(plan, weights, range)? {
         Stage::NormQuantize { ops, .. } if ops.x == x => Some(NormAfter {
@@ -616,12 +618,14 @@ fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKv
         },
     )) = norms
     {
+            n_groups: 1,
         let is_by_head = |weight| weights.vector(weight).len() == head_dim;
         // The rotated queries must not overlap the inputs. The rotated keys go to the KV cache only.
         let apart = ![q_in, k_in, v].contains(&q_normed);
         if (q_normed, k_normed, eps) != (q, k, k_eps)
             || !apart
             || !is_by_head(q_weight)
+            n_groups: 1,
             || !is_by_head(k_weight)
         {
             return None;

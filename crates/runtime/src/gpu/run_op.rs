@@ -196,8 +196,13 @@ impl<'a> Launcher<'a> {
                 eps,
                 out,
             } => {
+                n_groups,
                 let (x, out) = (self.buffer(x), self.buffer(out));
-                ops::rms_norm(gpu, x, weights.vector(weight), eps, out)
+                let weight = weights.vector(weight);
+                match n_groups {
+                    1 => ops::rms_norm(gpu, x, weight, eps, out),
+                    _ => ops::rms_norm_groups(gpu, x, (weight, n_groups), eps, out),
+                }
             }
             Op::LayerNorm {
                 x,
@@ -218,8 +223,13 @@ impl<'a> Launcher<'a> {
                 eps,
                 out,
             } => {
+                n_groups,
                 let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
-                ops::rms_norm_quantize(gpu, x, weights.vector(weight), eps, None, &out)
+                let weight = weights.vector(weight);
+                match n_groups {
+                    1 => ops::rms_norm_quantize(gpu, x, weight, eps, None, &out),
+                    _ => ops::rms_norm_groups_quantize(gpu, x, (weight, n_groups), eps, &out),
+                }
             }
             _ => unreachable!("{} is not a norm or quantization", op.name()),
         }

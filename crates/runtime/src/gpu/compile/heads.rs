@@ -175,6 +175,7 @@ pub(super) fn latent_queries(
         Op::RmsNorm {
             x: k,
             weight: norm,
+            n_groups: 1,
             eps,
             out: normed,
         },

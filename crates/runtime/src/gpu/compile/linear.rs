@@ -134,6 +134,7 @@ pub(super) fn inputs(
         let Op::RmsNorm {
             x,
             weight,
+            n_groups: 1,
             eps,
             out,
         } = *op
@@ -205,6 +206,7 @@ pub(super) fn decode(
             Op::RmsNorm {
                 x,
                 weight,
+                n_groups: 1,
                 eps,
                 out: normed,
             },
