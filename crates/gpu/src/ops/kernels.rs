@@ -3,6 +3,7 @@
 use super::argmax::ArgmaxKernels;
 use super::attend::AttendKernels;
 use super::attention::{DecodeKernels, PrefillKernels};
+use super::channel_layer::ChannelLayerKernels;
 use super::elementwise::ElementwiseKernels;
 use super::expand::ExpandKernels;
 use super::formats::{PerFormat, format_modules};
@@ -69,6 +70,7 @@ modules! {
         attend: AttendKernels,
         bandwidth: BandwidthKernels,
         batch: BatchKernels,
+        channel_layer: ChannelLayerKernels,
         elementwise: ElementwiseKernels,
         expand: ExpandKernels,
         experts: ExpertsKernels,

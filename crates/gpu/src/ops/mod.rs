@@ -4,6 +4,7 @@ mod argmax;
 mod attend;
 mod attention;
 mod attention_params;
+mod channel_layer;
 mod elementwise;
 mod expand;
 mod formats;
@@ -39,6 +40,7 @@ pub use attention::{
     check_rows, is_fast,
 };
 pub(crate) use attention::{DecodeExtents, check_heads};
+pub use channel_layer::{ChannelFactors, ChannelInput, channel_decode, takes_channels};
 pub use elementwise::{
     activate, add, add_gated, copy_part, gated_activation, scale, scale_rows, select_rows, soft_cap,
 };

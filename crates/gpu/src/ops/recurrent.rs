@@ -33,10 +33,10 @@ pub(super) struct ConvOperands {
     places: Table<SeqState>,
     kept: Table<KeptState>,
     width: u32,
-    n_taps: u32,
+    pub(super) n_taps: u32,
     gated: u32,
     n_block_rows: u32,
-    aligned: u32,
+    pub(super) aligned: u32,
     pad: u32,
 }
 

@@ -1,6 +1,8 @@
 //! Operations that keep states of sequences, against their formulas in f64: sequences of several lengths that begin from
 //! zeros, from their own slot and from one that two of them share, and keep copies on the way.
 
+mod channel_layer;
+
 use rocmforge_gpu::ops::{self, AfterHeads, Conv, ConvPart, GroupNorm, HeadFactors};
 use rocmforge_gpu::{Activation, Buffer, Gpu, KeptState, SeqRows, SeqState, Slice, States, Step};
 use rocmforge_plan::{ConvForm, Decay, KeySharing, LinearHeads, LinearInputs, StateRule};

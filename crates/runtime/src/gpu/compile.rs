@@ -1,5 +1,6 @@
 //! Groups the operations of a plan into stages: operations that the GPU runs as one.
 
+mod channel;
 mod heads;
 mod linear;
 mod own;
@@ -15,6 +16,7 @@ use rocmforge_plan::{
     Weighed, WeightId, is_dead,
 };
 
+pub(crate) use channel::ChannelDecodeOps;
 pub(crate) use heads::{AttendToHeadsOps, HeadProductsOps, LatentQueriesOps};
 pub(crate) use linear::{AfterHeads, LinearDecodeOps, LinearInputsOps};
 pub(crate) use own::OwnConversion;
@@ -54,6 +56,9 @@ pub(crate) enum Stage {
     LinearInputs { first: usize, ops: LinearInputsOps },
     /// Linear attention with the norm and gate after it. The operations run one by one if a sequence has several rows.
     LinearDecode { first: usize, ops: LinearDecodeOps },
+    /// All between the products of a layer of linear attention with a decay of each channel. The operations run one by one if
+    /// a sequence has several rows.
+    ChannelDecode { first: usize, ops: ChannelDecodeOps },
 }
 
 /// The operands of [`Stage::NormQuantize`].
@@ -167,6 +172,7 @@ impl Stage {
             }
             Stage::LinearInputs { first, ops } => first..first + ops.n_ops,
             Stage::LinearDecode { first, ops } => first..first + ops.n_ops(),
+            Stage::ChannelDecode { first, ops } => first..first + ops.n_ops,
         }
     }
 
@@ -212,6 +218,7 @@ impl Stage {
             }
             Stage::LinearInputs { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
             Stage::LinearDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
+            Stage::ChannelDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
         }
     }
 }
@@ -271,8 +278,12 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Seg
                     Some(Stage::LinearInputs { first: at, ops })
                 })
                 .or_else(|| {
-                    let ops = linear::decode(plan, weights, range)?;
+                    let ops = linear::decode(plan, weights, range.clone())?;
                     Some(Stage::LinearDecode { first: at, ops })
+                })
+                .or_else(|| {
+                    let ops = channel::decode(plan, weights, range)?;
+                    Some(Stage::ChannelDecode { first: at, ops })
                 });
             let stage = merged.filter(|stage| !is_exported(part, stage));
             let stage = stage.unwrap_or(Stage::One(at));
@@ -326,6 +337,7 @@ fn norm_quantize(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<
         Op::RmsNorm {
             x,
             weight,
+            n_groups: 1,
             eps,
             out: normed,
         },
@@ -337,7 +349,6 @@ fn norm_quantize(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<
     };
     let is_whole_row = weights.vector(weight).len() == plan.buffers[normed.0 as usize].width;
     let ops = NormQuantizeOps {
-            n_groups: 1,
         x,
         weight,
         eps,
@@ -529,6 +540,7 @@ fn norm_after(
     if let Some(&Op::NormQuantize {
         x: read,
         weight,
+        n_groups: 1,
         eps,
         out,
     }) = plan.ops[range.clone()].first()
@@ -540,7 +552,6 @@ fn norm_after(
             out,
             n_ops: 1,
         });
-        n_groups: 1,
     }
     match norm_quantize(plan, weights, range)? {
         Stage::NormQuantize { ops, .. } if ops.x == x => Some(NormAfter {
@@ -607,25 +618,25 @@ fn rope_kv(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<RopeKv
         &Op::RmsNorm {
             x: q_in,
             weight: q_weight,
+            n_groups: 1,
             eps,
             out: q_normed,
         },
         &Op::RmsNorm {
             x: k_in,
             weight: k_weight,
+            n_groups: 1,
             eps: k_eps,
             out: k_normed,
         },
     )) = norms
     {
-            n_groups: 1,
         let is_by_head = |weight| weights.vector(weight).len() == head_dim;
         // The rotated queries must not overlap the inputs. The rotated keys go to the KV cache only.
         let apart = ![q_in, k_in, v].contains(&q_normed);
         if (q_normed, k_normed, eps) != (q, k, k_eps)
             || !apart
             || !is_by_head(q_weight)
-            n_groups: 1,
             || !is_by_head(k_weight)
         {
             return None;

@@ -1,15 +1,16 @@
 //! Launches the GPU kernels of each operation of a plan.
 
 use rocmforge_gpu::ops::{
-    self, Conv, ConvPart, ExpertGated, ExpertProduct, Gated, GroupNorm, HeadFactors, HeadNorms,
-    LatentHeads, LatentRopeKv, Product, Queries, RopeKv, Rotation, Scores,
+    self, ChannelFactors, ChannelInput, Conv, ConvPart, ExpertGated, ExpertProduct, Gated,
+    GroupNorm, HeadFactors, HeadNorms, LatentHeads, LatentRopeKv, Product, Queries, RopeKv,
+    Rotation, Scores,
 };
 use rocmforge_gpu::{Acts, Gpu, GpuError, KvLayer, OutMode, Slice, Source};
 
 use super::compile::{
-    AfterHeads, AttendToHeadsOps, ExpertGateOps, GatedQuantizeOps, HeadProductsOps,
-    LatentQueriesOps, LinearDecodeOps, LinearInputsOps, NormAfter, NormQuantizeOps, OwnConversion,
-    RopeKvOps, RouterOps, Stage,
+    AfterHeads, AttendToHeadsOps, ChannelDecodeOps, ExpertGateOps, GatedQuantizeOps,
+    HeadProductsOps, LatentQueriesOps, LinearDecodeOps, LinearInputsOps, NormAfter,
+    NormQuantizeOps, OwnConversion, RopeKvOps, RouterOps, Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -61,16 +62,18 @@ impl<'a> Launcher<'a> {
                 None => self.combine(*x, *routing, OutMode::Add, *out),
             },
             Stage::LinearInputs { ops, .. } => self.linear_inputs(ops),
-            Stage::LinearDecode { ops, .. }
-                if self.shape.max_rows_of_seq == 1 && self.shape.rows != StepRows::Prompt =>
-            {
-                self.linear_decode(ops)
-            }
-            Stage::LinearDecode { .. } => {
+            Stage::LinearDecode { ops, .. } if self.has_one_row_each() => self.linear_decode(ops),
+            Stage::ChannelDecode { ops, .. } if self.has_one_row_each() => self.channel_decode(ops),
+            Stage::LinearDecode { .. } | Stage::ChannelDecode { .. } => {
                 let mut indices = stage.ops();
                 indices.try_for_each(|index| self.run_op(&self.plan.ops[index]))
             }
         }
+    }
+
+    /// Whether the step is of answers, with at most one row for each sequence.
+    fn has_one_row_each(&self) -> bool {
+        self.shape.max_rows_of_seq == 1 && self.shape.rows != StepRows::Prompt
     }
 
     /// Lets the products of a stage convert their activations, or leave the conversion of their result to the next ones.
@@ -193,10 +196,10 @@ impl<'a> Launcher<'a> {
             Op::RmsNorm {
                 x,
                 weight,
+                n_groups,
                 eps,
                 out,
             } => {
-                n_groups,
                 let (x, out) = (self.buffer(x), self.buffer(out));
                 let weight = weights.vector(weight);
                 match n_groups {
@@ -220,10 +223,10 @@ impl<'a> Launcher<'a> {
             Op::NormQuantize {
                 x,
                 weight,
+                n_groups,
                 eps,
                 out,
             } => {
-                n_groups,
                 let (x, out) = (self.buffer(x), memory.acts(out, self.shape));
                 let weight = weights.vector(weight);
                 match n_groups {
@@ -856,6 +859,32 @@ impl<'a> Launcher<'a> {
             (&ops.heads, ops.rule),
             ops.inputs.map(|id| self.buffer(id)),
             (after, self.buffer(ops.gate)),
+            (&step, &places),
+            (memory.state(ops.state), self.buffer(ops.out)),
+        )
+    }
+
+    /// Computes all between the products of a layer of linear attention with a decay of each channel.
+    fn channel_decode(&self, ops: &ChannelDecodeOps) -> Result<(), GpuError> {
+        let memory = self.memory;
+        let (step, places) = (memory.step.step(self.shape), memory.step.states(self.shape));
+        let parts = ops.parts.map(|part| ChannelInput {
+            x: self.buffer(part.x),
+            conv: self.weights.vector(part.weight),
+            states: memory.state(part.state),
+            norm: part.norm.map(|norm| self.group_norm(norm)),
+        });
+        let factors = ChannelFactors {
+            beta: self.buffer(ops.beta),
+            decay: self.buffer(ops.decay),
+            rate: self.weights.vector(ops.rate),
+            bound: ops.bound,
+        };
+        ops::channel_decode(
+            self.gpu,
+            &ops.heads,
+            (parts, factors),
+            (self.group_norm(ops.norm), self.buffer(ops.gate)),
             (&step, &places),
             (memory.state(ops.state), self.buffer(ops.out)),
         )
