@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use rocmforge_gguf::GgmlType;
 use rocmforge_testkit::models;
-use rocmforge_testkit::models::{embeddings, families};
+use rocmforge_testkit::models::{embeddings, families, plamo};
 
 use crate::compare_llama::llama_cpp;
 use crate::python;
@@ -24,6 +24,7 @@ pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
     let model = models::model(name, known)
         .or_else(|| families::model(name, known))
         .or_else(|| embeddings::model(name, known))
+        .or_else(|| plamo::model(name, known))
         .or_else(|| models::assistant(name.strip_suffix("_assistant")?, known));
     let Some(model) = model else {
         let names: Vec<&str> = names().collect();
@@ -49,6 +50,7 @@ fn names() -> impl Iterator<Item = &'static str> {
     models::NAMES
         .into_iter()
         .chain(families::names())
+        .chain(plamo::NAMES)
         .chain(embeddings::CASES.into_iter().map(|case| case.name))
 }
 

@@ -11,6 +11,7 @@ mod gemma4;
 mod gpt_oss;
 mod latent;
 mod outline;
+pub mod plamo;
 mod recurrent;
 
 use gemma3n::GEMMA3N;

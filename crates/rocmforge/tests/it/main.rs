@@ -1,5 +1,6 @@
 //! The facade on the embedded model's file, on the CPU and on an emulated GPU.
 
+mod plamo;
 mod two_streams;
 
 use std::path::PathBuf;
