@@ -70,6 +70,8 @@ fn random_request(random: &mut Random, n_ctx: usize) -> Request {
 fn random_traffic_matches_each_request_alone() {
     let (mut n_shifts, mut n_failed_steps, mut n_constrained) = (0, 0, 0);
     let mut drafts = DraftCounts::default();
+    // Of engines with states: steps, aborts, preemptions, and tokens of prompts that began from a snapshot.
+    let mut with_states = [0; 4];
     for seed in 0..150u64 {
         let mut random = Random(seed);
         let page = [1, 4, 16][random.below(3)];
@@ -133,7 +135,7 @@ fn random_traffic_matches_each_request_alone() {
         let mut open: BTreeMap<RequestId, Request> = BTreeMap::new();
         let mut results: BTreeMap<RequestId, Outcome> = BTreeMap::new();
         let mut left = 40;
-        let mut steps = 0;
+        let (mut steps, mut n_aborted) = (0, 0);
         while left > 0 || !engine.is_idle() {
             steps += 1;
             assert!(steps < 50_000, "seed {seed}: no progress");
@@ -152,6 +154,7 @@ fn random_traffic_matches_each_request_alone() {
             if random.below(20) == 0 && !open.is_empty() {
                 let id = *open.keys().nth(random.below(open.len())).unwrap();
                 engine.abort(id);
+                n_aborted += 1;
                 open.remove(&id);
                 results.remove(&id);
             }
@@ -200,6 +203,11 @@ fn random_traffic_matches_each_request_alone() {
         n_shifts += engine.context_shifts().n_shifts;
         n_failed_steps += engine.stats().failed_steps;
         drafts += engine.stats().drafts;
+        if has_states {
+            let stats = engine.stats();
+            let counts = [steps, n_aborted, stats.preemptions, stats.prefix.hits];
+            with_states = std::array::from_fn(|i| with_states[i] + counts[i]);
+        }
         let blocks = engine.stats().blocks;
         assert_eq!((blocks.used, blocks.total), (0, n_blocks));
     }
@@ -207,6 +215,11 @@ fn random_traffic_matches_each_request_alone() {
     assert!(
         drafts.n_accepted > 2000 && drafts.n_drafted > drafts.n_accepted + 1000,
         "{drafts:?}"
+    );
+    let [n_steps, n_aborted, n_preempted, n_shared] = with_states;
+    assert!(
+        n_steps > 5000 && n_aborted > 500 && n_preempted > 20 && n_shared > 200,
+        "{with_states:?}"
     );
     assert!(n_shifts > 1000, "{n_shifts}");
     assert!(n_constrained > 500, "{n_constrained}");

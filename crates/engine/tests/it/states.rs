@@ -275,6 +275,65 @@ fn a_gpu_keeps_states() {
     }
 }
 
+test_cases! {
+    thirty_turns_compute_only_what_is_new:
+    on_the_cpu(false),
+    on_a_gpu(true),
+}
+
+/// A conversation of 30 turns, which parts into two in its middle that go on by turns: each turn computes the last question,
+/// and less than a page of what is before it.
+fn thirty_turns_compute_only_what_is_new(is_on_gpu: bool) {
+    const PAGE: usize = 32;
+    let (config, n_answer, n_branch) = match is_on_gpu {
+        false => (config(), 4, 10),
+        // An emulated one is slow.
+        true => {
+            let Some(gpu) = test_gpu() else { return };
+            (on_gpu(&gpu), 2, 3)
+        }
+    };
+    let model = short("qwen35", GgmlType::Q4_0, 2);
+    let mut engine = Engine::start(&model, None, &config).unwrap();
+    let n_vocab = model.config.n_vocab as u32;
+    let mut turn = |text: &mut Vec<u32>, question: u32, n_known: usize| {
+        text.extend([question % n_vocab; 3]);
+        let n_hits = engine.stats().prefix.hits;
+        let answer = greedy(&mut engine, text, n_answer);
+        let n_cached = (engine.stats().prefix.hits - n_hits) as usize;
+        assert_eq!(n_cached, n_known / PAGE * PAGE, "question {question}");
+        engine.check_integrity().unwrap();
+        text.extend(answer);
+    };
+    let mut text = prompt(37, model.config.n_vocab);
+    turn(&mut text, 100, 0);
+    let mut branches: Vec<Vec<u32>> = Vec::new();
+    for question in 101..130 {
+        if question == 115 {
+            branches = vec![text.clone(), text.clone()];
+        }
+        // The last token of an answer has not been computed.
+        let n_known = text.len() - 1;
+        turn(&mut text, question, n_known);
+    }
+    for question in 0..n_branch {
+        for (branch, text) in branches.iter_mut().enumerate() {
+            let n_known = text.len() - 1;
+            turn(text, 200 + 100 * branch as u32 + question, n_known);
+        }
+    }
+    // The answers are those of an engine that has no cache.
+    let fresh = EngineConfig {
+        prefix_sharing: PrefixSharing::Off,
+        ..config
+    };
+    let mut fresh = Engine::start(&model, None, &fresh).unwrap();
+    for text in branches.iter().chain([&text]) {
+        let (before, answer) = text.split_at(text.len() - n_answer);
+        assert_eq!(greedy(&mut fresh, before, n_answer), answer);
+    }
+}
+
 // The second number is that of operations which a layer's launches save.
 test_cases! {
     a_gpu_computes_what_the_cpu_does:
