@@ -340,8 +340,8 @@ test_cases! {
     lfm2("lfm2", 0),
     qwen35_wide("qwen35_wide", 9 + 2),
     mamba2("mamba2", 7),
-    kimi_linear("kimi_linear", 12),
-    bailingmoe3("bailingmoe3", 13),
+    kimi_linear("kimi_linear", 13),
+    bailingmoe3("bailingmoe3", 14),
     nemotron_h("nemotron_h", 7),
     jamba("jamba", 0),
 }
