@@ -1,7 +1,7 @@
 // Shared by both implementations of attention of prompts (kv/attention_prefill.hip): the job of a block, and which part
 // of a tile's product a lane has.
 #pragma once
-#include "mma.h"
+#include "operands.h"
 #include "parts.h"
 
 struct PrefillParams {
@@ -161,36 +161,3 @@ struct PrefillJob {
 
 using KeyPiece = kv::Piece<KeyType>;
 using ValuePiece = kv::Piece<ValueType>;
-using mma::ELEMENTS;
-using Tile = mma::F16<16>;
-
-// Which queries a lane has in an accumulator of scores or outputs, and which lanes share a query.
-#if defined(GPU_NVIDIA) || defined(MMA_DOT)
-constexpr u32 N_QUERIES = mma::ROWS, SAME_FROM = 1, SAME_TO = WARP_SIZE / (16 / mma::ROWS);
-DEV u32 query_of(u32 i) { return mma::lane_row(i); }
-DEV constexpr u32 query_index(u32 e) { return mma::row_index(e); }
-DEV u32 other_of(u32 e) { return mma::col(e); }
-using QueryOperand = Tile::A;
-using KeyOperand = Tile::B;
-DEV QueryOperand load_query(const u8* p, u32 pitch) { return Tile::load_a(p, pitch); }
-DEV KeyOperand load_key(const u8* p, u32 pitch) { return Tile::load_b(p, pitch); }
-DEV void mac(Tile::Acc& c, const QueryOperand& of_query, const KeyOperand& other) { Tile::mac(c, of_query, other); }
-#else
-constexpr u32 N_QUERIES = 1, SAME_FROM = 16, SAME_TO = WARP_SIZE;
-static_assert(mma::COLS == 1, "a lane has one column");
-DEV u32 query_of(u32) { return mma::lane_col(0); }
-DEV constexpr u32 query_index(u32) { return 0; }
-DEV u32 other_of(u32 e) { return mma::row(e); }
-using QueryOperand = Tile::B;
-using KeyOperand = Tile::A;
-DEV QueryOperand load_query(const u8* p, u32 pitch) { return Tile::load_b(p, pitch); }
-DEV KeyOperand load_key(const u8* p, u32 pitch) { return Tile::load_a(p, pitch); }
-DEV void mac(Tile::Acc& c, const QueryOperand& of_query, const KeyOperand& other) { Tile::mac(c, other, of_query); }
-#endif
-
-// Prevents loads from being scheduled before this point, where registers are scarce.
-template <bool SHORT> DEV void hold_loads() {
-#if defined(GPU_AMD)
-    if constexpr (SHORT) __builtin_amdgcn_sched_barrier(0);
-#endif
-}

@@ -19,38 +19,6 @@ constexpr u32 PARTS_AT_ONCE = 1, LONG_BLOCK = 16;
 constexpr u32 PARTS_AT_ONCE = 2, LONG_BLOCK = 32;
 #endif
 
-// Weights [query, position] of a tile as an operand. `memory` belongs to the wave: WEIGHT_BYTES.
-#if defined(MMA_DOT)
-constexpr u32 WEIGHT_PITCH = 48, WEIGHT_BYTES = 16 * WEIGHT_PITCH;
-DEV QueryOperand weight_operand(const float* p, u8* memory) {
-    wave_barrier(memory, WEIGHT_BYTES);
-#pragma unroll
-    for (u32 e = 0; e < ELEMENTS; e++) *(u16*)(memory + mma::row(e) * WEIGHT_PITCH + mma::col(e) * 2) = f2h(p[e]);
-    wave_barrier(memory, WEIGHT_BYTES);
-    return Tile::load_a(memory, WEIGHT_PITCH);
-}
-#else
-constexpr u32 WEIGHT_BYTES = 0;
-DEV QueryOperand weight_operand(const float* p, u8*) {
-    QueryOperand w;
-#if defined(GPU_GFX11)
-    // A lane has either the even or the odd positions and needs both.
-    bool odd = lane() >= 16;
-#pragma unroll
-    for (u32 i = 0; i < ELEMENTS / 2; i++) {
-        u32 mine = pack_halves(p[2 * i], p[2 * i + 1]), other = lane_xor<16>(mine);
-        u32 evens = odd ? other : mine, odds = odd ? mine : other;
-        w.v[2 * i] = (evens & 0xffff) | odds << 16;
-        w.v[2 * i + 1] = evens >> 16 | (odds & 0xffff0000);
-    }
-#else
-#pragma unroll
-    for (u32 i = 0; i < ELEMENTS / 2; i++) w.v[i] = pack_halves(p[2 * i], p[2 * i + 1]);
-#endif
-    return w;
-}
-#endif
-
 template <u32 K_DIM, u32 V_DIM, u32 WAVES, u32 KEYS> struct PrefillRows {
     static constexpr u32 THREADS = WAVES * WARP_SIZE;
     static constexpr u32 QUERIES = WAVES * 16;
