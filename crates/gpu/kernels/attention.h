@@ -5,7 +5,7 @@
 #pragma once
 #include "kv_type.h"
 #include "step.h"
-#include "team.h"
+#include "lanes.h"
 
 // The exponent of positions that a row does not see: far below every score and, unlike infinity, never leads to NaN.
 constexpr float UNSEEN = -1.0e30f;

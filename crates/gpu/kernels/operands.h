@@ -4,6 +4,7 @@
 // query, and become an operand without any exchange. On NVIDIA, lanes hold rows of C, and queries are the rows. So they are
 // with dot product instructions (gfx10, gfx906), whose results become an operand through shared memory.
 #pragma once
+#include "lanes.h"
 #include "mma.h"
 #include "team.h"
 

@@ -146,6 +146,27 @@ struct LinearShape {
     DEV_MEMBER u64 head_len() const { return (u64)k_dim * padded(); }
 };
 
+struct LinearParams {
+    const float* q;
+    const float* k;
+    const float* v;
+    const float* decay;
+    const float* beta;
+    // Only of values.
+    float* rates;
+    float* states;
+    float* out;
+    const SeqRows* seqs;
+    const SeqState* places;
+    const KeptState* kept;
+    LinearShape shape;
+    // Blocks of threads per head.
+    u32 n_groups;
+    // Sequences with up to so many rows are passed row by row (recurrent.hip), those with more in chunks (delta_chunks.hip).
+    u32 n_short;
+    FIELDS(q, k, v, decay, beta, rates, states, out, seqs, places, kept, shape, n_groups, n_short)
+};
+
 template <u32 LANES> struct Column {
     static constexpr u32 OF_WAVE = WARP_SIZE / LANES;
     // A key with zeros behind it.

@@ -46,26 +46,6 @@ constexpr u32 THREADS = 128;
 // What a factor multiplies.
 enum class Decay { HEAD, CHANNEL, VALUE };
 
-struct LinearParams {
-    const float* q;
-    const float* k;
-    const float* v;
-    const float* decay;
-    const float* beta;
-    // Only of values.
-    float* rates;
-    float* states;
-    float* out;
-    const SeqRows* seqs;
-    const SeqState* places;
-    const KeptState* kept;
-    LinearShape shape;
-    // Blocks of threads per head.
-    u32 n_groups;
-    u32 pad;
-    FIELDS(q, k, v, decay, beta, rates, states, out, seqs, places, kept, shape, n_groups, pad)
-};
-
 template <u32 LANES, Decay OF> struct Rows {
     static constexpr u32 WIDTH = Column<LANES>::KEY_WIDTH;
     // Rows that are in shared memory at once.
@@ -179,7 +159,7 @@ template <u32 LANES, Decay OF> DEV void linear_attention(const LinearParams& p) 
 
     const LinearShape& shape = p.shape;
     const u32 n_rows = uniform(p.seqs[bid_y()].n_rows);
-    if (n_rows == 0) return;
+    if (n_rows == 0 || n_rows > p.n_short) return;
     const u32 head = bid_x() / p.n_groups, group = bid_x() % p.n_groups;
     const Of rows = {p, head, group, p.seqs[bid_y()].first_row};
     const SeqState place = p.places[bid_y()];

@@ -40,6 +40,8 @@ pub enum Variant {
     LoadsNarrow,
     /// Norms of heads, rotations and the append to the KV cache are separate launches.
     RopeSeparate,
+    /// Linear attention row by row, also of prompts.
+    LinearRows,
     /// Kernels for many rows and for few, of which each gives a row the same bits whatever the other rows of a step are.
     RowsPrompt,
     RowsAnswer,
@@ -48,7 +50,7 @@ pub enum Variant {
 }
 
 /// Every variant with its name `KIND=NAME`. One of each kind can be forced.
-const NAMES: [(Variant, &str); 19] = [
+const NAMES: [(Variant, &str); 20] = [
     (Variant::ProductsMatvec, "products=matvec"),
     (Variant::ProductsMatmul, "products=matmul"),
     (Variant::ProductsCodes, "products=codes"),
@@ -65,6 +67,7 @@ const NAMES: [(Variant, &str); 19] = [
     (Variant::ActsSeparate, "acts=separate"),
     (Variant::LoadsNarrow, "loads=narrow"),
     (Variant::RopeSeparate, "rope=separate"),
+    (Variant::LinearRows, "linear=rows"),
     (Variant::RowsPrompt, "rows=prompt"),
     (Variant::RowsAnswer, "rows=answer"),
     (Variant::TuningOff, "tuning=off"),
@@ -73,7 +76,7 @@ const NAMES: [(Variant, &str); 19] = [
 /// The simplest variant of each kind that has one.
 const PLAIN: (&str, &str) = (
     "plain",
-    "products=matvec,tiles=small,attention=generic,splits=off,norms=block,acts=separate,loads=narrow,rope=separate,tuning=off",
+    "products=matvec,tiles=small,attention=generic,splits=off,norms=block,acts=separate,loads=narrow,rope=separate,linear=rows,tuning=off",
 );
 
 /// A set of forced variants; empty by default.

@@ -15,7 +15,7 @@ use super::linear_layer::LinearLayerKernels;
 use super::mask::MaskKernels;
 use super::mxfp6::Mxfp6Kernels;
 use super::norm::NormKernels;
-use super::recurrent::RecurrentKernels;
+use super::recurrent::{DeltaChunks, RecurrentKernels};
 use super::rope_kv::RopeKvKernels;
 use super::router::RouterKernels;
 use super::routing::ExpertsKernels;
@@ -71,6 +71,7 @@ modules! {
         bandwidth: BandwidthKernels,
         batch: BatchKernels,
         channel_layer: ChannelLayerKernels,
+        delta_chunks: DeltaChunks,
         elementwise: ElementwiseKernels,
         expand: ExpandKernels,
         experts: ExpertsKernels,

@@ -12,16 +12,17 @@ use crate::common::any_order;
 use crate::common::values::assert_close;
 use crate::common::weights::Random;
 
-const N_SLOTS: usize = 11;
+pub(crate) const N_SLOTS: usize = 11;
 /// Rows of no sequence, behind the others.
-const N_PADDING: usize = 2;
+pub(crate) const N_PADDING: usize = 2;
 
 /// A sequence: its rows, its slot, what it begins from, and its copies as rows and slots.
-struct Sequence {
-    n_rows: u32,
-    slot: u32,
-    start: u32,
-    kept: &'static [(u32, u32)],
+#[derive(Clone, Copy)]
+pub(crate) struct Sequence {
+    pub(crate) n_rows: u32,
+    pub(crate) slot: u32,
+    pub(crate) start: u32,
+    pub(crate) kept: &'static [(u32, u32)],
 }
 
 /// Two of them begin from slot 1. The third is an entry without rows.
@@ -58,7 +59,7 @@ const SEQUENCES: [Sequence; 5] = [
     },
 ];
 
-fn n_rows(seqs: &[Sequence]) -> usize {
+pub(crate) fn n_rows(seqs: &[Sequence]) -> usize {
     seqs.iter().map(|seq| seq.n_rows as usize).sum()
 }
 
@@ -124,7 +125,7 @@ impl Uploaded {
 }
 
 /// Computes the outputs of all rows and all states with `row`, which passes a row of a sequence through its state.
-fn expected(
+pub(crate) fn expected(
     sequences: &[Sequence],
     (states, len): (&[f32], usize),
     width: usize,
@@ -156,7 +157,7 @@ fn expected(
 }
 
 /// Runs `launch` on states and outputs of these widths, and returns the outputs and the states.
-fn run<const N: usize>(
+pub(crate) fn run<const N: usize>(
     gpu: &Gpu,
     sequences: &[Sequence],
     states: &[f32],
