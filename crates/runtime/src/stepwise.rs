@@ -19,7 +19,8 @@ pub trait Stepwise {
         }
     }
 
-    /// Whether the pass that begins with operation `index` of the plan rounds its operands to f16 for `batch`.
+    /// Whether the pass that begins with operation `index` of the plan rounds its operands to f16, or to
+    /// sums of two, for `batch`.
     fn takes_halves(&self, _index: usize, _batch: &Batch) -> bool {
         false
     }

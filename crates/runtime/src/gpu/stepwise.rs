@@ -103,10 +103,19 @@ impl Stepwise for GpuBackend {
 }
 
 impl GpuBackend {
-    /// Whether an operation rounds its operands to f16 in a step of `shape`.
+    /// Whether an operation rounds its operands to f16, or to sums of two, in a step of `shape`.
     fn is_in_halves(&self, op: &Op, shape: &StepShape) -> bool {
         if let Op::Attention { .. } = op {
             return self.launcher(shape).attends_in_halves(op);
+        }
+        if let Op::LinearAttention {
+            heads, rule, decay, ..
+        } = op
+        {
+            let in_chunks =
+                ops::is_in_chunks(&self.gpu, (heads, *rule, *decay), shape.max_rows_of_seq);
+            // Kernels that do not load fail where they are launched.
+            return in_chunks.unwrap_or(false);
         }
         let Some(x) = op.acts_read() else {
             return false;
