@@ -104,6 +104,8 @@ pub struct Subject {
     pub name: String,
     pub file: ModelFile,
     pub model: Model,
+    /// The file of the model that drafts, if one is given.
+    pub drafter: Option<ModelFile>,
     /// Name in baselines: the file's name, without its folder, and the model's type.
     pub kept_name: String,
 }
@@ -303,9 +305,13 @@ fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
             bail!("{} has no weights to run", file.label);
         }
         let gguf = Arc::clone(&file.gguf);
-        let model = match args.speculation.speculate.by {
-            DraftBy::Model(_) => Model::load_for_assistant(Purpose::Text, gguf, &[]),
-            _ => Model::load(gguf),
+        let drafter = match &args.speculation.speculate.by {
+            DraftBy::Model(path) => Some(model_file::open(Some(path), &args.load)?),
+            _ => None,
+        };
+        let model = match &drafter {
+            Some(drafter) => Model::load_for_assistant(Purpose::Text, gguf, &[], &drafter.gguf),
+            None => Model::load(gguf),
         };
         let model = model.with_context(|| file.label.clone())?;
         let name = match source {
@@ -322,6 +328,7 @@ fn subjects(args: &BenchArgs) -> Result<Vec<Subject>> {
             name,
             file,
             model,
+            drafter,
         })
     };
     names.into_iter().map(open).collect()
@@ -459,9 +466,9 @@ impl Run<'_, '_> {
             let file = &self.subjects[subject].file;
             let tokenizer = model_file::tokenizer(file, None)?;
             let target = Target {
-                file,
                 model,
                 tokenizer: tokenizer.as_deref(),
+                drafter: self.subjects[subject].drafter.as_ref(),
             };
             bench.speculate(speculation, target, &self.args.load)?;
         }

@@ -95,27 +95,27 @@ pub fn need_tokenizer(file: &ModelFile, pre: Option<&str>) -> Result<Arc<Tokeniz
 
 /// Loads the file's model with the given adapters, the scaled ones last.
 pub fn load(purpose: Purpose, file: &ModelFile, lora: &LoraArgs, load: &LoadArgs) -> Result<Model> {
-    load_by(Model::load_for, purpose, file, (lora, load))
+    load_by(file, (lora, load), |gguf, adapters| {
+        Model::load_for(purpose, gguf, adapters)
+    })
 }
 
-/// As [`load`], for drafters in files of their own.
+/// As [`load`], with what the drafter of another file takes.
 pub fn load_for_assistant(
     purpose: Purpose,
     file: &ModelFile,
-    lora: &LoraArgs,
-    load: &LoadArgs,
+    args: (&LoraArgs, &LoadArgs),
+    drafter: &ModelFile,
 ) -> Result<Model> {
-    load_by(Model::load_for_assistant, purpose, file, (lora, load))
+    load_by(file, args, |gguf, adapters| {
+        Model::load_for_assistant(purpose, gguf, adapters, &drafter.gguf)
+    })
 }
 
-/// How [`Model`]s are loaded.
-type Load = fn(Purpose, Arc<Gguf>, &[Adapter]) -> Result<Model, LoadError>;
-
 fn load_by(
-    by: Load,
-    purpose: Purpose,
     file: &ModelFile,
     (lora, load): (&LoraArgs, &LoadArgs),
+    by: impl FnOnce(Arc<Gguf>, &[Adapter]) -> Result<Model, LoadError>,
 ) -> Result<Model> {
     if file.gguf.tensors().is_empty() {
         bail!(
@@ -130,5 +130,5 @@ fn load_by(
         Ok(Adapter::new(&adapter.label, adapter.gguf, scale)?)
     });
     let adapters = adapters.collect::<Result<Vec<Adapter>>>()?;
-    by(purpose, Arc::clone(&file.gguf), &adapters).with_context(|| file.label.clone())
+    by(Arc::clone(&file.gguf), &adapters).with_context(|| file.label.clone())
 }

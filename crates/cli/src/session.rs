@@ -28,6 +28,8 @@ pub enum Vocabulary {
 pub struct Loaded {
     pub file: ModelFile,
     pub model: Model,
+    /// The drafter that is given, or found beside the model.
+    drafter: Option<ModelFile>,
     since: Instant,
 }
 
@@ -41,16 +43,21 @@ impl Loaded {
         speculation: Option<&Speculation>,
     ) -> Result<Loaded> {
         let since = Instant::now();
-        let by = match speculation.map(|speculation| &speculation.by) {
-            Some(DraftBy::Model(_)) => model_file::load_for_assistant,
-            Some(DraftBy::Auto) if !found_drafter::beside(&file).is_empty() => {
-                model_file::load_for_assistant
+        let lora = &device.lora;
+        let (model, drafter) = match speculation.map(|speculation| &speculation.by) {
+            Some(DraftBy::Model(path)) => {
+                let drafter = model_file::open(Some(path), load)?;
+                let args = (lora, load);
+                let model = model_file::load_for_assistant(purpose, &file, args, &drafter)?;
+                (model, Some(drafter))
             }
-            _ => model_file::load,
+            Some(DraftBy::Auto) => found_drafter::load(purpose, &file, (lora, load))?,
+            _ => (model_file::load(purpose, &file, lora, load)?, None),
         };
         Ok(Loaded {
-            model: by(purpose, &file, &device.lora, load)?,
             file,
+            model,
+            drafter,
             since,
         })
     }
@@ -124,7 +131,12 @@ impl Session {
         config: EngineConfig,
         speculation: Option<&Speculation>,
     ) -> Result<Session> {
-        let Loaded { file, model, since } = loaded;
+        let Loaded {
+            file,
+            model,
+            drafter,
+            since,
+        } = loaded;
         let tokenizer = match vocabulary {
             Vocabulary::Needed => Some(model_file::need_tokenizer(&file, pre)?),
             Vocabulary::Optional => model_file::tokenizer(&file, pre)?,
@@ -133,9 +145,9 @@ impl Session {
         let mut drafting = match speculation {
             Some(speculation) => {
                 let target = Target {
-                    file: &file,
                     model: &model,
                     tokenizer: tokenizer.as_deref(),
+                    drafter: drafter.as_ref(),
                 };
                 speculation::drafter(speculation, target, load, &config)?
             }

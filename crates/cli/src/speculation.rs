@@ -18,7 +18,7 @@ use rocmforge_text::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use crate::args::{DraftBy, LoadArgs, LoraArgs, Speculation};
-use crate::{found_drafter, model_file, output};
+use crate::{model_file, output};
 
 /// Sequences whose drafts a model makes at a time. More have none: drafts seldom pay then.
 const DRAFTING_SEQUENCES: usize = 4;
@@ -120,9 +120,10 @@ pub fn tell_without(error: &Error) {
 /// The model for which tokens are drafted.
 #[derive(Clone, Copy)]
 pub struct Target<'a> {
-    pub file: &'a ModelFile,
     pub model: &'a Model,
     pub tokenizer: Option<&'a Tokenizer>,
+    /// The file of a drafter that was open when the model was loaded: the one that is given, or was found.
+    pub drafter: Option<&'a ModelFile>,
 }
 
 /// Starts what drafts for the model of `target`, which will run with `config`.
@@ -136,16 +137,16 @@ pub fn drafter(
     config: &EngineConfig,
 ) -> Result<Option<Drafting>> {
     let Target {
-        file,
         model,
         tokenizer,
+        drafter,
     } = target;
     let (by, device_bytes) = match &speculation.by {
         DraftBy::Nothing => return Ok(None),
         DraftBy::Auto if model.plan.export().is_none() => return Ok(None),
         DraftBy::Auto => {
-            let started = match found_drafter::find(file, model, load) {
-                Some((file, drafts)) => assistant((file, drafts), model, config),
+            let started = match drafter {
+                Some(file) => assistant(file, model, config),
                 None if model.config.n_nextn == 0 => return Ok(None),
                 None => own_drafter(model, config),
             };
@@ -159,16 +160,12 @@ pub fn drafter(
         }
         DraftBy::Ngram => (By::Drafter(Box::new(NgramDrafter::default())), 0),
         DraftBy::Mtp => own_drafter(model, config)?,
-        DraftBy::Model(path) => {
-            let file = model_file::open(Some(path), load)?;
-            check_vocabulary(&file, tokenizer)?;
+        DraftBy::Model(_) => {
+            let file = drafter.expect("it is opened before the model is loaded");
+            check_vocabulary(file, tokenizer)?;
             match Model::drafts_for(&file.gguf) {
-                Some(_) => {
-                    let drafts = model.assistant(Arc::clone(&file.gguf));
-                    let drafts = drafts.with_context(|| file.label.clone())?;
-                    assistant((file, drafts), model, config)?
-                }
-                None => model_drafter(&file, model, load, config)?,
+                Some(_) => assistant(file, model, config)?,
+                None => model_drafter(file, model, load, config)?,
             }
         }
     };
@@ -226,28 +223,54 @@ fn device_bytes(started: &Started) -> u64 {
     memory.map_or(0, |memory| memory.total)
 }
 
-/// Takes a drafter that reads the cache of its model. On a GPU, it takes its memory at once.
-fn assistant(
-    (file, drafts): (ModelFile, Model),
-    model: &Model,
-    config: &EngineConfig,
-) -> Result<(By, u64)> {
-    let label = file.label;
+/// Takes a drafter in a file of its own that was made for its model.
+fn assistant(file: &ModelFile, model: &Model, config: &EngineConfig) -> Result<(By, u64)> {
+    let label = &file.label;
+    let drafts = model.assistant(Arc::clone(&file.gguf));
+    let drafts = drafts.with_context(|| label.clone())?;
     if model.plan.export().is_none() {
         bail!("{label} drafts text, and the model computes something else; use --speculate off");
     }
+    match drafts.plan.borrowed.is_empty() {
+        true => of_layers((label, drafts), model, config),
+        false => of_cache((label, drafts), model, config),
+    }
+}
+
+/// Starts a drafter that takes values of its model's layers, and has a cache of its own.
+fn of_layers(
+    (label, drafts): (&str, Model),
+    model: &Model,
+    config: &EngineConfig,
+) -> Result<(By, u64)> {
+    let n_ctx = config.usual_ctx(model);
+    let (started, page) =
+        start(&drafts, [n_ctx, n_ctx], config).with_context(|| cannot_start(label))?;
+    let n_bytes = device_bytes(&started);
+    let n_vocab = [drafts.config.n_vocab, model.config.n_vocab];
+    let (width, ids) = (drafts.config.n_embd, drafts.output_ids);
+    let drafter = ModelDrafter::eagle3(started, page, n_vocab, width, ids);
+    Ok((By::Drafter(Box::new(drafter)), n_bytes))
+}
+
+/// Takes a drafter that reads the cache of its model. On a GPU, it takes its memory at once.
+fn of_cache(
+    (label, drafts): (&str, Model),
+    model: &Model,
+    config: &EngineConfig,
+) -> Result<(By, u64)> {
     // A short context, of whose cache it makes no use.
     let held = match &config.device {
         Device::Cpu => None,
         Device::Gpu(_) => {
             let (held, _) =
-                start(&drafts, [HELD_CTX; 2], config).with_context(|| cannot_start(&label))?;
+                start(&drafts, [HELD_CTX; 2], config).with_context(|| cannot_start(label))?;
             Some(held)
         }
     };
     let n_bytes = held.as_ref().map_or(0, device_bytes);
     let assistant = Assistant {
-        label,
+        label: label.to_string(),
         drafts,
         n_vocab: model.config.n_vocab,
         hidden_width: model.config.n_embd,

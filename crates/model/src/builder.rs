@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocmforge_gguf::{GgmlType, Gguf, TensorInfo};
+use rocmforge_gguf::{GgmlType, Gguf, TensorInfo, TokenId};
 use rocmforge_plan::{
     ActFormat, ExpertProjection, ExpertStack, Factor, Plan, Projection, Recorder, RopeId, Routing,
     Value, WeightId, Weights, act_format,
@@ -17,6 +17,7 @@ use crate::error::LoadError;
 use crate::facts::{Experts, ModelConfig};
 use crate::lora::{Adapter, Adapters, Product};
 use crate::rope;
+use crate::taps::Taps;
 use crate::weights::{Faults, SkippedTensor, WeightLoader};
 
 /// In place of a tensor whose absence was noted.
@@ -35,6 +36,7 @@ pub(crate) struct Recorded {
     pub(crate) weights: Weights,
     pub(crate) skipped: Vec<SkippedTensor>,
     pub(crate) classifier: Option<Classifier>,
+    pub(crate) output_ids: Option<Vec<TokenId>>,
 }
 
 /// Records the plan of a model and collects the tensors it refers to.
@@ -50,12 +52,16 @@ pub(crate) struct Builder<'a> {
     pub(crate) classifier: Option<Classifier>,
     /// Of a drafter, its first layer.
     pub(crate) first_of_drafter: usize,
-    /// Of a drafter in a file of its own, the model whose cache it reads.
+    /// Of a drafter in a file of its own, the model for which it drafts.
     pub(crate) target: Option<&'a Model>,
     /// Whether the plan returns what a drafter takes.
     pub(crate) exports: bool,
     /// What goes out beside the logits.
     pub(crate) export: Option<Value>,
+    /// What goes out of values of layers.
+    pub(crate) taps: Option<Taps>,
+    /// The tokens of the logits, if they are not those of the vocabulary in its order.
+    pub(crate) output_ids: Option<Vec<TokenId>>,
 }
 
 impl<'a> Builder<'a> {
@@ -78,6 +84,8 @@ impl<'a> Builder<'a> {
             target: None,
             exports: false,
             export: None,
+            taps: None,
+            output_ids: None,
         };
         // Old converters wrote these for every family.
         let reason = "it repeats RoPE frequencies that follow from the metadata";
@@ -105,6 +113,10 @@ impl<'a> Builder<'a> {
     /// Finishes the plan. An adapter or a tensor that it does not use is an error.
     pub(crate) fn finish(self, logits: Value) -> Result<Recorded, LoadError> {
         self.adapters.finish(self.gguf)?;
+        if self.taps.is_some() && self.export.is_none() {
+            let arch = self.config.arch_name.clone();
+            return Err(LoadError::NoLayerValues { arch });
+        }
         let (weights, skipped) = self.loader.finish()?;
         Ok(Recorded {
             plan: match self.export {
@@ -114,6 +126,7 @@ impl<'a> Builder<'a> {
             weights,
             skipped,
             classifier: self.classifier,
+            output_ids: self.output_ids,
         })
     }
 

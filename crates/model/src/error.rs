@@ -23,9 +23,9 @@ pub enum LoadError {
     )]
     UnknownDrafter { arch: String },
     #[error(
-        "this {arch} file only drafts for another model, of the {of} architecture; run that model with --speculate draft:FILE"
+        "this {arch} file only drafts for another model{of}; run that model with --speculate draft:FILE"
     )]
-    OnlyDrafts { arch: String, of: &'static str },
+    OnlyDrafts { arch: String, of: String },
     #[error(
         "this {arch} file drafts for {of} models, and the model is {target}; draft with the file made for it, or with ngram"
     )]
@@ -43,6 +43,10 @@ pub enum LoadError {
         got: usize,
         wanted: usize,
     },
+    #[error(
+        "drafts from the values of layers are not supported for {arch} models; draft with ngram or draft:FILE of another kind"
+    )]
+    NoLayerValues { arch: String },
     #[error("this {arch} model uses {feature}, which is not supported")]
     UnsupportedFeature { arch: String, feature: String },
     #[error(
@@ -59,6 +63,14 @@ pub enum LoadError {
     },
     #[error("tensor `{name}` is {value}, expected a number other than 0; the file is damaged")]
     TensorValue { name: String, value: f32 },
+    #[error(
+        "tensor `{name}` lists token {id}, and the model has {n_vocab} tokens; draft with the file made for it, or with ngram"
+    )]
+    UnknownToken {
+        name: String,
+        id: i64,
+        n_vocab: usize,
+    },
     #[error(
         "no kernel supports type {ty} of tensor `{name}`; use a model with another quantization"
     )]

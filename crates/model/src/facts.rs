@@ -51,9 +51,10 @@ pub struct ModelConfig {
     pub n_vocab: usize,
     /// Values of the input that each layer has from a second embedding.
     pub n_layer_inputs: Option<usize>,
-    /// Of a drafter in a file of its own, the width of the hidden values that it takes and returns: those of the model for which
-    /// it drafts.
+    /// Of a drafter in a file of its own, the width of the hidden values of the model for which it drafts.
     pub n_target: Option<usize>,
+    /// Of a drafter that takes hidden values, whether these are normed before what its layer returns is added to them.
+    pub has_normed_residual: bool,
     /// Residual streams that run beside each other.
     pub n_streams: usize,
     /// The function of the feed-forward networks, if the file states it.
@@ -334,13 +335,17 @@ impl ModelConfig {
         if !(norm_eps > 0.0 && norm_eps < 1.0) {
             return Err(keys.bad(eps_key, norm_eps, "between 0 and 1"));
         }
-        let embedding =
-            keys.gguf
-                .tensor("token_embd.weight")
-                .ok_or_else(|| LoadError::MissingTensor {
+        let n_vocab = match keys.gguf.tensor("token_embd.weight") {
+            Some(embedding) => embedding.n_rows() as usize,
+            // A drafter may embed tokens as the model for which it drafts.
+            None if keys.part == Part::Assistant => 0,
+            None => {
+                return Err(LoadError::MissingTensor {
                     name: "token_embd.weight".into(),
                     arch: keys.arch.to_string(),
-                })?;
+                });
+            }
+        };
         let layer = |(&n_heads, &n_kv_heads): (&usize, &usize)| LayerFacts {
             n_heads,
             n_kv_heads,
@@ -397,11 +402,12 @@ impl ModelConfig {
             n_positions: None,
             n_layer_inputs: None,
             n_target: None,
+            has_normed_residual: false,
             n_streams: 1,
             activation: None,
             reads,
             embedding: None,
-            n_vocab: embedding.n_rows() as usize,
+            n_vocab,
             name: keys.meta.opt_str("general.name")?.map(str::to_string),
         })
     }

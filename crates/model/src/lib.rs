@@ -18,12 +18,14 @@ mod lora;
 mod recurrent;
 mod registry;
 mod rope;
+mod taps;
+mod target;
 mod weights;
 mod windows;
 
 use std::sync::Arc;
 
-use rocmforge_gguf::Gguf;
+use rocmforge_gguf::{Gguf, TokenId};
 use rocmforge_plan::{Fusion, KvTypes, Plan, Weights, fuse_adds, fuse_ops};
 
 pub use embedding::{Embedding, PooledTokens, Pooling, Purpose, Reads};
@@ -41,7 +43,7 @@ pub use weights::SkippedTensor;
 
 use builder::Builder;
 use keys::{Keys, Part};
-use registry::{Family, RecordPlan};
+use registry::{Assistant, Family, RecordPlan, Takes};
 use weights::Faults;
 
 /// Everything a backend needs to run a model.
@@ -53,6 +55,9 @@ pub struct Model {
     pub plan: Plan,
     /// Tensors of the file that the plan leaves out.
     pub skipped: Vec<SkippedTensor>,
+    /// Of a drafter, the token of each logit, if these are not all tokens in their order. Ids are those of the model for which it
+    /// drafts, and below its number of tokens.
+    pub output_ids: Option<Arc<[TokenId]>>,
 }
 
 impl Model {
@@ -80,29 +85,44 @@ impl Model {
         gguf: Arc<Gguf>,
         adapters: &[Adapter],
     ) -> Result<Model, LoadError> {
-        Model::load_as((purpose, Drafters::Own), gguf, adapters)
+        Model::load_as(purpose, gguf, (adapters, None))
     }
 
-    /// As [`Model::load_for`]; the plan also exports what [`Model::assistant`] takes, if there are such drafters for the
-    /// architecture.
+    /// As [`Model::load_for`]; the plan exports what the drafter in the file `drafter` takes, if that is one of
+    /// [`Model::assistant`].
+    ///
+    /// # Errors
+    /// [`LoadError::OtherTarget`] if that file was not made for this model, [`LoadError::NoLayerValues`] if the values that it
+    /// takes are not known; others as [`Model::load`], also about that file.
     pub fn load_for_assistant(
         purpose: Purpose,
         gguf: Arc<Gguf>,
         adapters: &[Adapter],
+        drafter: &Arc<Gguf>,
     ) -> Result<Model, LoadError> {
-        Model::load_as((purpose, Drafters::Any), gguf, adapters)
+        Model::load_as(purpose, gguf, (adapters, Some(drafter)))
     }
 
     fn load_as(
-        (purpose, drafters): (Purpose, Drafters),
+        purpose: Purpose,
         gguf: Arc<Gguf>,
-        adapters: &[Adapter],
+        (adapters, drafter): (&[Adapter], Option<&Arc<Gguf>>),
     ) -> Result<Model, LoadError> {
         let (family, mut config) = read(purpose, Part::Text, &gguf)?;
         let mut builder = Builder::new(&config, &gguf, adapters, Faults::Refuse)?;
-        let has_drafter = drafter_of(family, &config).is_ok()
-            || drafters == Drafters::Any && family.has_assistants;
-        builder.exports = config.embedding.is_none() && has_drafter;
+        let is_text = config.embedding.is_none();
+        let assistant = drafter.and_then(|drafter| Some((drafter, assistant(drafter)?)));
+        match assistant.filter(|_| is_text) {
+            Some((drafter, assistant)) => match assistant.takes {
+                Takes::Cache(of) => builder.exports = config.arch_name == of,
+                Takes::Layers(read_taps) => {
+                    let keys = assistant_keys(drafter)?;
+                    let its_config = read_config(&assistant.family, &keys)?;
+                    builder.taps = Some(read_taps(&keys, drafter, [&its_config, &config])?);
+                }
+            },
+            None => builder.exports = is_text && drafter_of(family, &config).is_ok(),
+        }
         let logits = (family.record)(&mut builder)?;
         let recorded = builder.finish(logits)?;
         if let Some(embedding) = &mut config.embedding {
@@ -113,6 +133,7 @@ impl Model {
             weights: Arc::new(recorded.weights),
             plan: fuse_adds(recorded.plan),
             skipped: recorded.skipped,
+            output_ids: None,
         })
     }
 
@@ -138,62 +159,66 @@ impl Model {
             weights: Arc::new(recorded.weights),
             plan: fuse_adds(recorded.plan),
             skipped: Vec::new(),
+            output_ids: None,
         })
     }
 
-    /// Returns the architecture that a file drafts for, if it does nothing else ([`Model::assistant`]).
-    pub fn drafts_for(gguf: &Gguf) -> Option<&'static str> {
-        let arch = gguf.metadata().opt_str("general.architecture").ok()??;
-        registry::assistant(arch).map(|(_, of)| *of)
+    /// Returns for which models a file drafts, if it does nothing else ([`Model::assistant`]).
+    pub fn drafts_for(gguf: &Gguf) -> Option<DraftsFor> {
+        Some(match assistant(gguf)?.takes {
+            Takes::Cache(of) => DraftsFor::Architecture(of),
+            Takes::Layers(_) => DraftsFor::Any,
+        })
     }
 
-    /// Returns whether there are drafters in files of their own for the architecture of a file ([`Model::assistant`]).
-    pub fn has_assistants(gguf: &Gguf) -> bool {
-        let arch = gguf.metadata().opt_str("general.architecture");
-        let arch = arch.ok().flatten().unwrap_or_default();
-        registry::family(arch).is_ok_and(|family| family.has_assistants)
-    }
-
-    /// Returns the drafter in a file of its own whose layers read this model's KV cache. It imports what the plan of a model from
-    /// [`Model::load_for_assistant`] exports. Reads no weights, except those of one matrix.
+    /// Returns the drafter in a file of its own that was made for this model. It imports what the plan of a model from
+    /// [`Model::load_for_assistant`] exports, and may read that model's KV cache (`Plan::borrowed`). Reads no weights, except
+    /// those of one matrix.
     ///
     /// # Errors
-    /// [`LoadError::OtherArchitecture`] or [`LoadError::OtherTarget`] if the file was not made for this model; others as
-    /// [`Model::load`].
+    /// [`LoadError::OtherArchitecture`], [`LoadError::OtherTarget`] or [`LoadError::UnknownToken`] if the file was not made for
+    /// this model; others as [`Model::load`].
     pub fn assistant(&self, gguf: Arc<Gguf>) -> Result<Model, LoadError> {
         lora::refuse_adapter(&gguf)?;
-        let arch = gguf.metadata().str("general.architecture")?;
-        let Some((family, of)) = registry::assistant(arch) else {
-            let arch = rocmforge_gguf::shown(arch);
+        let keys = assistant_keys(&gguf)?;
+        let Some(assistant) = assistant(&gguf) else {
+            let arch = rocmforge_gguf::shown(keys.arch);
             return Err(LoadError::NoDrafter { arch });
         };
-        if self.config.arch_name != *of {
-            return Err(LoadError::OtherArchitecture {
-                arch: arch.to_string(),
-                of,
-                target: self.config.arch_name.clone(),
-            });
+        let mut config = read_config(&assistant.family, &keys)?;
+        match assistant.takes {
+            Takes::Cache(of) if self.config.arch_name != of => {
+                return Err(LoadError::OtherArchitecture {
+                    arch: keys.arch.to_string(),
+                    of,
+                    target: self.config.arch_name.clone(),
+                });
+            }
+            Takes::Cache(_) => {}
+            // To refuse what that model's plan could not export.
+            Takes::Layers(read_taps) => {
+                read_taps(&keys, &gguf, [&config, &self.config])?;
+            }
         }
-        let keys = Keys {
-            gguf: &gguf,
-            meta: gguf.metadata(),
-            arch,
-            part: Part::Assistant,
-        };
-        let config = read_config(family, &keys)?;
+        if config.n_vocab == 0 {
+            config.n_vocab = self.config.n_vocab;
+        }
         let mut builder = Builder::new(&config, &gguf, &[], Faults::Refuse)?;
         builder.target = Some(self);
-        let logits = (family.record)(&mut builder)?;
+        let logits = (assistant.family.record)(&mut builder)?;
         let mut recorded = builder.finish(logits)?;
-        // Its tokens come after those in the cache.
-        for table in &mut recorded.plan.rope {
-            table.ahead = 1;
+        if !recorded.plan.borrowed.is_empty() {
+            // Its tokens come after those in the cache.
+            for table in &mut recorded.plan.rope {
+                table.ahead = 1;
+            }
         }
         Ok(Model {
             config,
             weights: Arc::new(recorded.weights),
             plan: fuse_adds(recorded.plan),
             skipped: recorded.skipped,
+            output_ids: recorded.output_ids.map(Arc::from),
         })
     }
 
@@ -218,13 +243,29 @@ impl Model {
     }
 }
 
-/// Whose drafters take what a plan exports.
+/// For which models a file drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Drafters {
-    /// Those in the model's file.
-    Own,
-    /// Also those in files of their own.
+pub enum DraftsFor {
+    /// Those of an architecture.
+    Architecture(&'static str),
+    /// The one of any architecture for which it was made.
     Any,
+}
+
+/// Returns what is known of a drafter in a file of its own.
+fn assistant(gguf: &Gguf) -> Option<&'static Assistant> {
+    let arch = gguf.metadata().opt_str("general.architecture").ok()??;
+    registry::assistant(arch)
+}
+
+fn assistant_keys(gguf: &Gguf) -> Result<Keys<'_>, LoadError> {
+    let meta = gguf.metadata();
+    Ok(Keys {
+        gguf,
+        meta,
+        arch: meta.str("general.architecture")?,
+        part: Part::Assistant,
+    })
 }
 
 /// Returns how the drafter in a file is recorded.

@@ -1,5 +1,8 @@
 //! The supported architectures: a row for each name that files may have in `general.architecture`.
 
+use std::sync::Arc;
+
+use rocmforge_gguf::Gguf;
 use rocmforge_plan::RopeStyle::{self, Neox, Norm};
 use rocmforge_plan::Value;
 
@@ -8,14 +11,15 @@ use crate::embedding::EmbeddingFacts;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
-    afmoe, apertus, arcee, arctic, bert, bitnet, cohere, deci, deepseek2, drafter, exaone_moe,
-    exaone4, falcon, gemma, gemma3n, gemma4, gemma4_assistant, glm4, gpt_oss, gpt2, granite, grok,
-    hunyuan, jamba, kimi_linear, laguna, lfm2, llama, llama4, mamba2, mellum, mimo2, minicpm3,
-    mistral3, mixtures, modern_bert, muse_glimmer, neo_bert, olmo, olmo2, openelm, phi3, phimoe,
-    plamo3, plm, qwen, qwen35, seed_oss, smallthinker, smollm3, stablelm, step35,
+    afmoe, apertus, arcee, arctic, bert, bitnet, cohere, deci, deepseek2, drafter, eagle3,
+    exaone_moe, exaone4, falcon, gemma, gemma3n, gemma4, gemma4_assistant, glm4, gpt_oss, gpt2,
+    granite, grok, hunyuan, jamba, kimi_linear, laguna, lfm2, llama, llama4, mamba2, mellum, mimo2,
+    minicpm3, mistral3, mixtures, modern_bert, muse_glimmer, neo_bert, olmo, olmo2, openelm, phi3,
+    phimoe, plamo3, plm, qwen, qwen35, seed_oss, smallthinker, smollm3, stablelm, step35,
 };
 use crate::keys::Keys;
 use crate::rope::FrequencyFactors as Factors;
+use crate::taps::Taps;
 
 /// An architecture: how its files are read.
 pub(crate) struct Family {
@@ -26,8 +30,6 @@ pub(crate) struct Family {
     pub(crate) record: RecordPlan,
     /// Records the layer that predicts further tokens ahead, where that is known. `record` then can return what it takes.
     pub(crate) drafter: Option<RecordPlan>,
-    /// Whether there are drafters in files of their own, of [`ASSISTANTS`].
-    pub(crate) has_assistants: bool,
 }
 
 /// Reads the metadata.
@@ -52,7 +54,6 @@ const fn row(
         facts,
         record,
         drafter: None,
-        has_assistants: false,
     }
 }
 
@@ -65,11 +66,6 @@ impl Family {
 
     const fn with_drafter(mut self, record: RecordPlan) -> Family {
         self.drafter = Some(record);
-        self
-    }
-
-    const fn with_assistants(mut self) -> Family {
-        self.has_assistants = true;
         self
     }
 }
@@ -130,7 +126,7 @@ static FAMILIES: &[Family] = &[
     row("gemma3n", (Neox, Factors::Never), HeadNorm::Each, (gemma3n::facts, gemma3n::record)),
     row("apertus", (Neox, Factors::IfPresent), HeadNorm::Each, (apertus::facts, apertus::record)),
     row("smallthinker", (Neox, Factors::Never), HeadNorm::IfPresent, (smallthinker::facts, smallthinker::record)),
-    row("gemma4", (Neox, Factors::IfPresent), HeadNorm::Each, (gemma4::facts, gemma4::record)).with_assistants(),
+    row("gemma4", (Neox, Factors::IfPresent), HeadNorm::Each, (gemma4::facts, gemma4::record)),
     row("laguna", (Neox, Factors::LongRope), HeadNorm::Each, (laguna::facts, llama::record)),
     row("mimo2", (Neox, Factors::LongRope), HeadNorm::IfPresent, (mimo2::facts, mimo2::record)),
     row("step35", (Neox, Factors::LongRope), HeadNorm::IfPresent, (step35::facts, llama::record)),
@@ -182,21 +178,49 @@ static FAMILIES: &[Family] = &[
     row("gemma-embedding", (Neox, Factors::LongRope), HeadNorm::Each, (gemma::embedding_facts, gemma::record_embedding)).with(EmbeddingFacts::ENCODER),
 ];
 
-/// Drafters in files of their own, whose layers read the cache of a model of another architecture: a row as above, and the name
-/// of that architecture.
-static ASSISTANTS: &[(Family, &str)] = &[(
-    row(
-        "gemma4-assistant",
-        (Neox, Factors::IfPresent),
-        HeadNorm::Each,
-        (gemma4_assistant::facts, gemma4_assistant::record),
-    ),
-    "gemma4",
-)];
+/// A drafter in a file of its own.
+pub(crate) struct Assistant {
+    pub(crate) family: Family,
+    pub(crate) takes: Takes,
+}
 
-/// Returns the row of a drafter in a file of its own, and the architecture for which it drafts.
-pub(crate) fn assistant(name: &str) -> Option<&'static (Family, &'static str)> {
-    ASSISTANTS.iter().find(|(family, _)| family.name == name)
+/// What such a drafter takes of the model that checks its drafts.
+pub(crate) enum Takes {
+    /// The last hidden values, and the KV cache, of models of an architecture.
+    Cache(&'static str),
+    /// Values of layers of any model, as its file says.
+    Layers(ReadTaps),
+}
+
+/// Reads what goes out of a model's plan, by the configurations of the drafter and of the model.
+type ReadTaps = fn(&Keys<'_>, &Arc<Gguf>, [&ModelConfig; 2]) -> Result<Taps, LoadError>;
+
+static ASSISTANTS: &[Assistant] = &[
+    Assistant {
+        family: row(
+            "gemma4-assistant",
+            (Neox, Factors::IfPresent),
+            HeadNorm::Each,
+            (gemma4_assistant::facts, gemma4_assistant::record),
+        ),
+        takes: Takes::Cache("gemma4"),
+    },
+    Assistant {
+        family: row(
+            "eagle3",
+            (Norm, Factors::IfPresent),
+            HeadNorm::IfPresent,
+            (eagle3::facts, eagle3::record),
+        ),
+        takes: Takes::Layers(eagle3::taps),
+    },
+];
+
+/// Returns the drafter in files of their own with the architecture `name`.
+pub(crate) fn assistant(name: &str) -> Option<&'static Assistant> {
+    ASSISTANTS
+        .iter()
+        .find(|assistant| assistant.family.name == name)
 }
 
 /// Returns the supported architectures, as files name them.
@@ -206,8 +230,12 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
 
 /// Returns the row of an architecture. The error lists the supported names.
 pub(crate) fn family(name: &str) -> Result<&'static Family, LoadError> {
-    if let Some((_, of)) = assistant(name) {
+    if let Some(assistant) = assistant(name) {
         let arch = name.to_string();
+        let of = match assistant.takes {
+            Takes::Cache(of) => format!(", of the {of} architecture"),
+            Takes::Layers(_) => String::new(),
+        };
         return Err(LoadError::OnlyDrafts { arch, of });
     }
     let found = FAMILIES.iter().find(|family| family.name == name);

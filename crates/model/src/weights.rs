@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocmforge_gguf::{GgmlType, Gguf, TensorInfo, quant};
+use rocmforge_gguf::{GgmlType, Gguf, TensorInfo, TokenId, quant};
 use rocmforge_plan::{WeightEntry, WeightId, Weights};
 
 use crate::error::LoadError;
@@ -245,6 +245,36 @@ impl<'a> WeightLoader<'a> {
             let parts = rows.flat_map(|row| &row[part.clone()]).copied();
             self.push_vector(parts.collect())
         }))
+    }
+
+    /// Returns the tokens that the tensor `name` of integers lists, each below `n_vocab`, if the file has it.
+    pub(crate) fn opt_token_ids(
+        &mut self,
+        name: &str,
+        n_vocab: usize,
+    ) -> Result<Option<Vec<TokenId>>, LoadError> {
+        let Some(tensor) = self.find(name) else {
+            return Ok(None);
+        };
+        let info = &self.gguf.tensors()[tensor];
+        if info.ty != GgmlType::I64 {
+            return Err(LoadError::TensorType {
+                name: name.to_string(),
+                ty: info.ty.name(),
+            });
+        }
+        let n_ids = info.n_elements() as usize;
+        check_shape(name, &info.dims, &[n_ids.clamp(1, n_vocab)])?;
+        let numbers = self.gguf.tensor_data(info).as_chunks().0.iter();
+        let ids = numbers.map(|&bytes| match i64::from_le_bytes(bytes) {
+            id if (0..n_vocab as i64).contains(&id) => Ok(id as TokenId),
+            id => Err(LoadError::UnknownToken {
+                name: name.to_string(),
+                id,
+                n_vocab,
+            }),
+        });
+        ids.collect::<Result<Vec<TokenId>, LoadError>>().map(Some)
     }
 
     /// Returns the values of the vector `name`, which must be there.

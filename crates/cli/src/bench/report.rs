@@ -592,6 +592,7 @@ mod tests {
                 label: "a".to_string(),
                 folder: None,
             },
+            drafter: None,
             kept_name: "a".to_string(),
         };
         let test = Test {

@@ -1,7 +1,7 @@
 //! What a GGUF file is: not every one is a model that writes text.
 
 use rocmforge_gguf::{Gguf, Value, shown};
-use rocmforge_model::Model;
+use rocmforge_model::{DraftsFor, Model};
 
 /// What a file is.
 pub struct Kind {
@@ -25,7 +25,7 @@ pub enum Contents {
 }
 
 /// Architectures of llama.cpp that propose tokens for a larger model.
-const DRAFTS: [&str; 2] = ["eagle3", "dflash"];
+const DRAFTS: [&str; 1] = ["dflash"];
 /// Architectures of llama.cpp for embeddings only.
 const EMBEDDINGS: [&str; 10] = [
     "bert",
@@ -87,9 +87,12 @@ impl Kind {
             _ => {}
         }
         if let Some(of) = Model::drafts_for(gguf) {
-            let about = format!(
-                "a draft model for `{of}` models; give it to its model with --speculate draft:FILE"
-            );
+            let of = match of {
+                DraftsFor::Architecture(of) => format!("`{of}` models"),
+                DraftsFor::Any => "the model it was made for".to_string(),
+            };
+            let about =
+                format!("a draft model for {of}; give it to its model with --speculate draft:FILE");
             return part(about, "model to draft for");
         }
         if arch == "clip" || text("general.type") == Some("mmproj") {

@@ -1,5 +1,6 @@
-//! Drafts from a model beside the one that checks them: a smaller one of the same vocabulary, or the layers of the model's own
-//! file that predict further tokens ahead (multi-token prediction). It computes the tokens of each sequence in a cache of its
+//! Drafts from a model beside the one that checks them: a smaller one of the same vocabulary, the layers of the model's own file
+//! that predict further tokens ahead (multi-token prediction), or EAGLE-3, which was made for it. The last two take each token
+//! with the hidden values of the token before: the checking model's, or their own for a drafted one. It computes the tokens of each sequence in a cache of its
 //! own, and then one drafted token after the other; wrong ones are overwritten by the next draft.
 
 use std::collections::HashMap;
@@ -33,6 +34,9 @@ pub struct ModelDrafter {
     next_step: u64,
     /// Values of a row of hidden values, if the model takes those of the checking model.
     hidden_width: Option<usize>,
+    /// The tokens that it samples, as the checking model calls them; `None` if both call them alike.
+    output_ids: Option<Arc<[TokenId]>>,
+    name: &'static str,
     /// A draft ends before a less likely token.
     least: f32,
 }
@@ -96,6 +100,8 @@ impl ModelDrafter {
             n_vocab,
             next_step: 0,
             hidden_width: None,
+            output_ids: None,
+            name: "draft",
             least: LEAST_PROBABILITY,
         }
     }
@@ -119,7 +125,29 @@ impl ModelDrafter {
     ) -> ModelDrafter {
         ModelDrafter {
             hidden_width: Some(hidden_width),
+            name: "mtp",
             ..ModelDrafter::new(started, page, n_vocab, n_vocab)
+        }
+    }
+
+    /// Drafts with a started drafter of EAGLE-3, whose vocabulary has `own_vocab` tokens, for a model with `n_vocab` tokens. It
+    /// takes hidden values of `hidden_width` numbers: that model's plan must export them. `output_ids` are the tokens of its
+    /// logits ([`Model::output_ids`](rocmforge_model::Model::output_ids)).
+    ///
+    /// # Panics
+    /// As [`ModelDrafter::new`].
+    pub fn eagle3(
+        started: Started,
+        page: usize,
+        [own_vocab, n_vocab]: [usize; 2],
+        hidden_width: usize,
+        output_ids: Option<Arc<[TokenId]>>,
+    ) -> ModelDrafter {
+        ModelDrafter {
+            hidden_width: Some(hidden_width),
+            output_ids,
+            name: "eagle3",
+            ..ModelDrafter::new(started, page, own_vocab, n_vocab)
         }
     }
 
@@ -209,7 +237,15 @@ impl ModelDrafter {
                 runs[index].hidden = output.exports[row * width..(row + 1) * width].to_vec();
             }
         }
-        Ok(sampled.into_iter().zip(output.rows).collect())
+        let mut rows = output.rows;
+        if let Some(ids) = &self.output_ids {
+            for row in &mut rows {
+                if let RowOutput::Sampled { sampled, .. } = row {
+                    sampled.id = ids[sampled.id as usize];
+                }
+            }
+        }
+        Ok(sampled.into_iter().zip(rows).collect())
     }
 }
 
@@ -255,10 +291,7 @@ pub(super) fn take(one: &mut Wanted<'_>, output: RowOutput, n_vocab: usize, leas
 
 impl Drafter for ModelDrafter {
     fn name(&self) -> &'static str {
-        match self.hidden_width {
-            Some(_) => "mtp",
-            None => "draft",
-        }
+        self.name
     }
 
     fn needs_all(&self) -> bool {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use rocmforge_engine::speculate::{AssistantDrafter, DraftLength, Drafter, Wanted};
 use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Request, RequestId};
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, TokenId, Writer};
-use rocmforge_model::{Model, Purpose};
+use rocmforge_model::{DraftsFor, Model, Purpose};
 use rocmforge_plan::{
     Batch, BatchSeq, InputToken, KvType, KvTypes, LogitsRow, Op, RowOutput, Want,
 };
@@ -23,13 +23,13 @@ use crate::speculation::{config, greedy, run};
 /// Positions that layers with a window see, the own one included.
 const WINDOW: usize = 20;
 
-fn gguf(writer: Writer<'_>) -> Arc<Gguf> {
+pub(crate) fn gguf(writer: Writer<'_>) -> Arc<Gguf> {
     Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap())
 }
 
 fn target(name: &str, ty: GgmlType) -> Model {
     let file = gguf(models::model(name, ty).unwrap().unwrap());
-    Model::load_for_assistant(Purpose::Text, file, &[]).unwrap()
+    Model::load_for_assistant(Purpose::Text, file, &[], &assistant_file(name, ty)).unwrap()
 }
 
 fn assistant_file(name: &str, ty: GgmlType) -> Arc<Gguf> {
@@ -61,7 +61,7 @@ fn table(page: usize) -> Arc<Vec<u32>> {
 }
 
 /// Computes a prompt; returns the hidden values of its tokens.
-fn compute(started: &Started, page: usize, tokens: &[TokenId]) -> Vec<f32> {
+pub(crate) fn compute(started: &Started, page: usize, tokens: &[TokenId]) -> Vec<f32> {
     let n = tokens.len();
     let table = table(page);
     let slot = |pos: usize| table[pos / page] * page as u32 + (pos % page) as u32;
@@ -119,13 +119,13 @@ fn draft_one(
     (logits, output.exports)
 }
 
-fn best(logits: &[f32]) -> TokenId {
+pub(crate) fn best(logits: &[f32]) -> TokenId {
     let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
     best.unwrap().0 as TokenId
 }
 
 /// Returns the root of the squared error, as a share.
-fn error(found: &[f32], expected: &[f64]) -> f64 {
+pub(crate) fn error(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let pairs = found.iter().zip(expected);
     let error: f64 = pairs.map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
@@ -770,7 +770,7 @@ fn assistants_of_other_models_are_refused() {
         &["hidden width is 512", "256", "ngram"],
     );
     let llama = gguf(models::model("llama", ty).unwrap().unwrap());
-    let llama = Model::load_for_assistant(Purpose::Text, llama, &[]).unwrap();
+    let llama = Model::load_for_assistant(Purpose::Text, llama, &[], &gguf(own())).unwrap();
     says(
         &llama,
         gguf(own()),
@@ -787,6 +787,9 @@ fn assistants_of_other_models_are_refused() {
         error.contains("--speculate draft:FILE") && error.contains("gemma4"),
         "{error}"
     );
-    assert_eq!(Model::drafts_for(&gguf(own())), Some("gemma4"));
+    assert_eq!(
+        Model::drafts_for(&gguf(own())),
+        Some(DraftsFor::Architecture("gemma4"))
+    );
     assert_eq!(Model::drafts_for(gemma.weights.gguf()), None);
 }

@@ -34,7 +34,11 @@ fn start(drafter: &Model, device: Device) -> Started {
 }
 
 /// Returns the logits of the last token, and the hidden values of all. The tokens come in two parts.
-fn logits(started: &Started, tokens: &[TokenId], hidden: &[f32]) -> (Vec<f32>, Vec<f32>) {
+pub(crate) fn logits(
+    started: &Started,
+    tokens: &[TokenId],
+    hidden: &[f32],
+) -> (Vec<f32>, Vec<f32>) {
     let width = hidden.len() / tokens.len();
     let half = tokens.len() / 2;
     let mut exports = Vec::new();

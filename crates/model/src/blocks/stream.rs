@@ -54,6 +54,7 @@ pub(crate) fn add_positions(
 /// all rows.
 pub(crate) fn last_norm(m: &mut Builder<'_>, x: Value, tensor: &str) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
+    m.tap(x);
     if !m.exports {
         let x = m.plan.select_rows(x);
         return m.rms_norm(x, tensor, eps);

@@ -3,7 +3,7 @@
 
 use rocmforge_plan::{Activation, ExpertScores, Value};
 
-use crate::blocks::{attention, embeddings, feed_forward, logits};
+use crate::blocks::{attention, embeddings, feed_forward, last_norm, logits};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts::{stated_experts, with_shared};
@@ -35,7 +35,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, m.config.scales.embedding)?;
     for layer in m.config.layers() {
-        m.plan.begin_layer();
+        m.begin_layer(x);
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;
@@ -45,7 +45,6 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         let out = m.rms_norm(out, &layer.tensor("post_ffw_norm"), eps)?;
         x = m.plan.add(out, x);
     }
-    let x = m.plan.select_rows(x);
-    let x = m.rms_norm(x, "output_norm", eps)?;
+    let x = last_norm(m, x, "output_norm")?;
     logits(m, x, 1.0)
 }

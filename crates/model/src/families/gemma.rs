@@ -4,7 +4,7 @@
 
 use rocmforge_plan::{Activation, Value};
 
-use crate::blocks::{attention, embedding, embeddings, feed_forward, logits};
+use crate::blocks::{attention, embedding, embeddings, feed_forward, last_norm, logits};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts;
@@ -117,7 +117,7 @@ fn hidden(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, (m.config.n_embd as f64).sqrt())?;
     for layer in m.config.layers() {
-        m.plan.begin_layer();
+        m.begin_layer(x);
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), eps)?;
@@ -127,6 +127,5 @@ fn hidden(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         let out = m.rms_norm(out, &layer.tensor("post_ffw_norm"), eps)?;
         x = m.plan.add(out, x);
     }
-    let x = m.plan.select_rows(x);
-    m.rms_norm(x, "output_norm", eps)
+    last_norm(m, x, "output_norm")
 }

@@ -131,7 +131,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     };
     let mut caches = Vec::new();
     for (index, layer) in m.config.layers().enumerate() {
-        m.plan.begin_layer();
+        m.begin_layer(x);
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, &mut caches, normed)?;
         x = after_attention(m, layer, out, x)?;

@@ -2,17 +2,15 @@
 //! have queries only: they attend to the keys and values of the model that checks its drafts. All tokens of a draft have the
 //! position after those in that cache, at which nothing is cached yet.
 
-use rocmforge_plan::{KvSpec, Mask, Op, Value, WeightId};
+use rocmforge_plan::{KvSpec, Mask, Value};
 
-use crate::Model;
 use crate::blocks::logits_by;
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::facts::{KeyFacts, LayerFacts, ModelConfig};
 use crate::families::gemma4::{after_attention, attention_to, layers, scaled};
 use crate::keys::{Keys, MAX_DIM};
-
-const EMBEDDING: &str = "token_embd.weight";
+use crate::target::{EMBEDDING, Target};
 
 pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, LoadError> {
     let mut config = layers(keys, family)?;
@@ -32,21 +30,24 @@ pub(crate) fn facts(keys: &Keys<'_>, family: &KeyFacts) -> Result<ModelConfig, L
 
 pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let target = m.target.expect("the model whose cache it reads");
-    let of = Target::new(m.config, target)?;
+    let of = Target::new(m.config, target);
+    let n_target = m.config.n_target.expect("drafters say for which width");
+    of.same("hidden width", n_target, target.config.n_embd)?;
+    of.same("vocabulary", m.config.n_vocab, target.config.n_vocab)?;
     let reason = "it tells likely tokens without all logits, which are computed here";
     m.loader
         .skip(reason, |name| name.starts_with("masked_embd_"));
     let (n_embd, eps) = (m.config.n_embd, m.config.norm_eps);
     let width = target.config.n_embd;
     let hidden = m.plan.import(width);
-    let table = m.loader.push_shared(&target.weights, of.embedding);
+    let table = m.loader.push_shared(&target.weights, of.embedding());
     let tokens = m.plan.embed(table, (width as f64).sqrt() as f32, width);
     let both = [tokens, hidden];
     let mut x = m.side_by_side(both, "nextn.pre_projection", n_embd)?;
     let mut caches: Vec<(KvSpec, usize)> = Vec::new();
     for layer in m.config.layers() {
         m.plan.begin_layer();
-        let (spec, of_target) = of.cache(layer.facts)?;
+        let (spec, of_target) = cache(&of, layer.facts)?;
         let known = caches.iter().find(|(known, _)| *known == spec);
         let cache = match known {
             Some((_, cache)) => *cache,
@@ -67,60 +68,24 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     logits_by(m, x, 1.0, EMBEDDING)
 }
 
-/// What the drafter reads of the model that checks its drafts.
-struct Target<'a> {
-    arch: &'a str,
-    model: &'a Model,
-    embedding: WeightId,
-}
-
-impl<'a> Target<'a> {
-    /// Refuses a model that the drafter was not made for.
-    fn new(config: &'a ModelConfig, model: &'a Model) -> Result<Target<'a>, LoadError> {
-        let tables = model.plan.ops.iter().filter_map(Op::table);
-        let mut tables = tables.filter(|&id| model.weights.tensor_name(id) == Some(EMBEDDING));
-        let of = Target {
-            arch: &config.arch_name,
-            model,
-            embedding: tables.next().expect("a model embeds its tokens"),
+/// Returns the cache that a layer of the drafter reads: that of the last layer of the same kind, by its place in the plan.
+fn cache(target: &Target<'_>, layer: &LayerFacts) -> Result<(KvSpec, usize), LoadError> {
+    let has_window = |layer: &LayerFacts| matches!(layer.mask, Mask::Window(_));
+    let config = &target.model.config;
+    let mut last = (0..config.n_layers()).rev();
+    let last = last.find(|&at| has_window(&config.layers[at]) == has_window(layer));
+    // The first layers have caches of their own.
+    let cache = last.map(|at| config.layers[at].kv_of.unwrap_or(at));
+    let spec = cache.map(|at| (target.model.plan.kv[at], at));
+    let Some((spec, at)) = spec else {
+        let what = match has_window(layer) {
+            true => "number of layers with a window",
+            false => "number of layers without a window",
         };
-        let n_target = config.n_target.expect("drafters say for which width");
-        of.same("hidden width", n_target, model.config.n_embd)?;
-        of.same("vocabulary", config.n_vocab, model.config.n_vocab)?;
-        Ok(of)
-    }
-
-    fn same(&self, what: &'static str, got: usize, wanted: usize) -> Result<(), LoadError> {
-        match got == wanted {
-            true => Ok(()),
-            false => Err(LoadError::OtherTarget {
-                arch: self.arch.to_string(),
-                what,
-                got,
-                wanted,
-            }),
-        }
-    }
-
-    /// Returns the cache that a layer of the drafter reads: that of the last layer of the same kind, by its place in the plan.
-    fn cache(&self, layer: &LayerFacts) -> Result<(KvSpec, usize), LoadError> {
-        let has_window = |layer: &LayerFacts| matches!(layer.mask, Mask::Window(_));
-        let config = &self.model.config;
-        let mut last = (0..config.n_layers()).rev();
-        let last = last.find(|&at| has_window(&config.layers[at]) == has_window(layer));
-        // The first layers have caches of their own.
-        let cache = last.map(|at| config.layers[at].kv_of.unwrap_or(at));
-        let spec = cache.map(|at| (self.model.plan.kv[at], at));
-        let Some((spec, at)) = spec else {
-            let what = match has_window(layer) {
-                true => "number of layers with a window",
-                false => "number of layers without a window",
-            };
-            return Err(self.same(what, 1, 0).expect_err("they differ"));
-        };
-        self.same("number of KV heads", layer.n_kv_heads, spec.n_kv_heads)?;
-        self.same("head size", layer.k_dim, spec.k_dim)?;
-        let mask = layer.mask;
-        Ok((KvSpec { mask, ..spec }, at))
-    }
+        return Err(target.same(what, 1, 0).expect_err("they differ"));
+    };
+    target.same("number of KV heads", layer.n_kv_heads, spec.n_kv_heads)?;
+    target.same("head size", layer.k_dim, spec.k_dim)?;
+    let mask = layer.mask;
+    Ok((KvSpec { mask, ..spec }, at))
 }

@@ -3,7 +3,7 @@
 
 use rocmforge_plan::{Activation, ExpertWeights, Mask, Value};
 
-use crate::blocks::{attention, embeddings, feed_forward, logits};
+use crate::blocks::{attention, embeddings, feed_forward, last_norm, logits};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts::{self, lead_with_dense, stated_experts};
@@ -43,7 +43,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
-        m.plan.begin_layer();
+        m.begin_layer(x);
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         x = m.plan.add(out, x);
@@ -51,7 +51,6 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         let out = feed_forward(m, layer, Activation::Silu, normed)?;
         x = m.plan.add(out, x);
     }
-    let x = m.plan.select_rows(x);
-    let x = m.rms_norm(x, "token_embd_norm", eps)?;
+    let x = last_norm(m, x, "token_embd_norm")?;
     logits(m, x, 1.0)
 }

@@ -44,7 +44,7 @@ pub(super) fn record_layer(
     x: Value,
 ) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
-    m.plan.begin_layer();
+    m.begin_layer(x);
     let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
     let out = attention(m, layer, normed)?;
     let x = m.plan.add(out, x);

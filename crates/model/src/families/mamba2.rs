@@ -4,7 +4,8 @@
 use rocmforge_plan::{Activation, ExpertScores, ExpertWeights, KeySharing, Value};
 
 use crate::blocks::{
-    attention, embeddings, feed_forward, logits, plain_experts, plain_feed_forward, plain_shared,
+    attention, embeddings, feed_forward, last_norm, logits, plain_experts, plain_feed_forward,
+    plain_shared,
 };
 use crate::builder::Builder;
 use crate::error::LoadError;
@@ -60,7 +61,7 @@ pub(crate) fn record_falcon(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
-        m.plan.begin_layer();
+        m.begin_layer(x);
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         x = m.plan.add(out, x);
@@ -72,8 +73,7 @@ pub(crate) fn record_falcon(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         let out = feed_forward(m, layer, Activation::Silu, normed)?;
         x = m.plan.add(out, x);
     }
-    let x = m.plan.select_rows(x);
-    let x = m.rms_norm(x, "output_norm", eps)?;
+    let x = last_norm(m, x, "output_norm")?;
     logits(m, x, 1.0)
 }
 
@@ -142,12 +142,11 @@ fn one_block_each(
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
-        m.plan.begin_layer();
+        m.begin_layer(x);
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = block(m, layer, normed)?;
         x = m.plan.add(out, x);
     }
-    let x = m.plan.select_rows(x);
-    let x = m.rms_norm(x, "output_norm", eps)?;
+    let x = last_norm(m, x, "output_norm")?;
     logits(m, x, 1.0)
 }

@@ -11,6 +11,7 @@ pub(crate) mod cohere;
 pub(crate) mod deci;
 pub(crate) mod deepseek2;
 pub(crate) mod drafter;
+pub(crate) mod eagle3;
 pub(crate) mod exaone4;
 pub(crate) mod exaone_moe;
 pub(crate) mod falcon;

@@ -36,7 +36,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let x = embeddings(m, 1.0)?;
     let mut x = m.plain_rms_norm(x);
     for layer in m.config.layers() {
-        m.plan.begin_layer();
+        m.begin_layer(x);
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         let out = m.rms_norm(out, &layer.tensor("post_attention_norm"), POST_NORM_EPS)?;
@@ -47,6 +47,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         x = m.plan.add(out, x);
     }
     let factor = 1.0 / m.config.scales.logits;
+    m.tap(x);
     let x = m.plan.select_rows(x);
     let x = m.scaled_rms_norm(x, "output_norm", eps, factor)?;
     logits(m, x, factor)

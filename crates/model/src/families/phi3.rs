@@ -3,7 +3,7 @@
 
 use rocmforge_plan::{Activation, Value};
 
-use crate::blocks::{attention, embeddings, fused_feed_forward, logits};
+use crate::blocks::{attention, embeddings, fused_feed_forward, last_norm, logits};
 use crate::builder::Builder;
 use crate::error::LoadError;
 use crate::experts;
@@ -30,7 +30,7 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
     let eps = m.config.norm_eps;
     let mut x = embeddings(m, 1.0)?;
     for layer in m.config.layers() {
-        m.plan.begin_layer();
+        m.begin_layer(x);
         let normed = m.rms_norm(x, &layer.tensor("attn_norm"), eps)?;
         let out = attention(m, layer, normed)?;
         x = m.plan.add(out, x);
@@ -38,7 +38,6 @@ pub(crate) fn record(m: &mut Builder<'_>) -> Result<Value, LoadError> {
         let out = fused_feed_forward(m, layer, Activation::Silu, normed)?;
         x = m.plan.add(out, x);
     }
-    let x = m.plan.select_rows(x);
-    let x = m.rms_norm(x, "output_norm", eps)?;
+    let x = last_norm(m, x, "output_norm")?;
     logits(m, x, 1.0)
 }
