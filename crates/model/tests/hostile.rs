@@ -8,8 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, Writer};
-use rocmforge_model::Model;
+use rocmforge_model::{Model, Purpose};
 use rocmforge_plan::{Fusion, KvType};
+use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use rocmforge_testkit::models::{self, families};
 
 /// Counts live bytes of each thread and their peak.
@@ -96,26 +97,32 @@ const OTHER_KEYS: [&str; 4] = [
     "rope.scaling.finetuned",
 ];
 
-/// As [`load`], a drafter that reads the cache of `target`.
+/// As [`load`], a drafter for `target`, and that model with what the drafter takes.
 fn load_assistant(target: &Model, writer: &Writer<'_>, what: &str) -> Option<String> {
     let gguf = Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap());
     let before = LIVE.get();
     PEAK.set(before);
-    let said = match target.assistant(gguf) {
+    let said = match target.assistant(Arc::clone(&gguf)) {
         Ok(model) => {
             let plan = model.compiled_plan(Fusion::On);
             plan.buffer_bytes(512, 64);
-            assert_eq!(plan.kv_bytes_per_token(KvType::F16), 0, "{what}");
+            let n_bytes = plan.kv_bytes_per_token(KvType::F16);
+            assert_eq!(n_bytes == 0, !plan.borrowed.is_empty(), "{what}");
             None
         }
         Err(error) => Some(error.to_string()),
     };
+    let model = Arc::clone(target.weights.gguf());
+    let beside = Model::load_for_assistant(Purpose::Text, model, &[], &gguf);
+    let beside = beside.map(|model| model.compiled_plan(Fusion::On).buffer_bytes(512, 64));
+    let beside = beside.err().map(|error| error.to_string());
     let peak = PEAK.get() - before;
     assert!(peak <= MOST_BYTES, "{what}: {peak} bytes");
-    if let Some(said) = &said {
+    for said in said.iter().chain(&beside) {
         let is_a_line = !said.contains(['\n', '\r']) && said.len() < 2000;
         assert!(is_a_line && !said.is_empty(), "{what}: {said}");
     }
+    assert!(said.is_some() || beside.is_none(), "{what}: {beside:?}");
     said
 }
 
@@ -249,17 +256,26 @@ fn any_value_of_any_key(shard: usize) {
     assert!(n_refused > 1000, "{n_refused}");
 }
 
-/// Drafters of Gemma 4, beside a model that they are made for: without a key, with hostile values of each, and without a tensor
-/// or with one of another shape.
 #[test]
 fn any_value_of_any_key_of_an_assistant() {
-    let file = models::model("gemma4", GgmlType::Q4_0).unwrap().unwrap();
+    let own = models::assistant("gemma4", GgmlType::Q4_0);
+    any_value_of_any_key_beside("gemma4", &own.unwrap().unwrap(), 300);
+}
+
+#[test]
+fn any_value_of_any_key_of_eagle3() {
+    for kind in [Eagle3::Short, Eagle3::Narrow] {
+        any_value_of_any_key_beside("llama", &eagle3(kind, GgmlType::Q4_0).unwrap(), 200);
+    }
+}
+
+/// A drafter, beside a model that it was made for: with hostile values of each key, and without a tensor or with one of another
+/// shape. At least `n_least` of these files are refused.
+fn any_value_of_any_key_beside(target: &str, own: &Writer<'_>, n_least: usize) {
+    let file = models::model(target, GgmlType::Q4_0).unwrap().unwrap();
     let file = Arc::new(Gguf::from_vec(file.to_vec().unwrap()).unwrap());
     let target = Model::load(file).unwrap();
-    let own = models::assistant("gemma4", GgmlType::Q4_0)
-        .unwrap()
-        .unwrap();
-    let own = without_vocabulary(&own);
+    let own = without_vocabulary(own);
     assert_eq!(load_assistant(&target, &own, "as it is"), None);
     let gguf = Gguf::from_vec(own.to_vec().unwrap()).unwrap();
     let reasons = |said: &str| names_its_reason(said) || said.contains("drafts for another model");
@@ -273,7 +289,7 @@ fn any_value_of_any_key_of_an_assistant() {
     };
     let of_others = keys()
         .into_iter()
-        .map(|key| format!("gemma4-assistant.{key}"));
+        .map(|key| format!("{}.{key}", arch(&gguf)));
     let own_keys = gguf.metadata().iter().map(|(key, _)| key.to_string());
     let all: BTreeSet<String> = of_others.chain(own_keys).collect();
     for key in all.iter().filter(|key| !key.starts_with("general.")) {
@@ -286,7 +302,7 @@ fn any_value_of_any_key_of_an_assistant() {
     }
     for left_out in gguf.tensors() {
         for dims in [None, Some([7]), Some([512])] {
-            let mut changed = Writer::new("gemma4-assistant");
+            let mut changed = Writer::new(arch(&gguf));
             for (key, value) in gguf.metadata().iter() {
                 changed.set(key, value);
             }
@@ -306,7 +322,7 @@ fn any_value_of_any_key_of_an_assistant() {
             try_it(&changed, &format!("{}: {dims:?}", left_out.name));
         }
     }
-    assert!(n_refused > 300, "{n_refused}");
+    assert!(n_refused > n_least, "{n_refused}");
 }
 
 #[test]

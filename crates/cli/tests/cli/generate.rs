@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::process::{Command, Stdio};
 
 use rocmforge_gguf::{GgmlType, Writer};
+use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use rocmforge_testkit::models::{self, families};
 use serde_json::{Value, json};
 
@@ -624,5 +625,52 @@ fn drafts_from_the_cache_of_the_model_change_no_text() {
         &format!("draft:{own}"),
     ];
     let rows = run(&bench).json();
+    assert!(rows[0]["n_drafted"].as_u64().unwrap() > 0, "{rows}");
+}
+
+/// A drafter that takes values of the model's layers is given, or found among those of other models.
+#[test]
+fn drafts_from_the_layers_of_the_model_change_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let ty = GgmlType::Q4_0;
+    let write = |name: &str, writer: Writer<'_>| {
+        let path = folder.path().join(name);
+        fs::write(&path, writer.to_vec().unwrap()).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let file = write("model.gguf", models::model("llama", ty).unwrap().unwrap());
+    let other = write("other.gguf", models::model("granite", ty).unwrap().unwrap());
+    let drafter = || eagle3(Eagle3::Short, ty).unwrap();
+    let of_model = |file: &str, how: &str| {
+        let fixed = "--device cpu --ids 5,9,17,33,65,3 -n 40 --temp 0 --json --speculate";
+        let fixed: Vec<&str> = fixed.split(' ').collect();
+        run(&[&["generate", "-m", file], &fixed[..], &[how]].concat())
+    };
+    let plain = of_model(&file, "off").json();
+    assert_eq!(of_model(&file, "auto").json().get("speculation"), None);
+    // Before the one that suits: a drafter of wider models, and one of another vocabulary.
+    let mut wider = drafter();
+    wider.set("eagle3.target_hidden_size", 512u32);
+    let wider = write("a-EAGLE3-wider.gguf", wider);
+    let mut foreign = drafter();
+    foreign.set("tokenizer.ggml.tokens", vec!["a", "b"]);
+    write("b-eagle3-foreign.gguf", foreign);
+    let own = write("model-eagle3-f16.gguf", drafter());
+    for how in ["auto", &format!("draft:{own}"), &format!("draft:{own},n=2")] {
+        let drafted = of_model(&file, how).json();
+        assert_eq!(drafted["ids"], plain["ids"], "{how}");
+        let speculation = &drafted["speculation"];
+        assert_eq!(speculation["drafter"], "eagle3", "{speculation}");
+        let n_drafted = speculation["n_drafted"].as_u64().unwrap();
+        assert!(n_drafted > 0, "{speculation}");
+    }
+    of_model(&file, &format!("draft:{wider}")).fails(1, "hidden width is 512");
+    of_model(&other, &format!("draft:{own}")).fails(1, "not supported for granite");
+    assert_eq!(of_model(&other, "auto").json().get("speculation"), None);
+    run(&["generate", "-m", &own, "--ids", "5", "-n", "1"]).fails(1, "--speculate draft:FILE");
+    let how = format!("draft:{own}");
+    let bench = ["bench", "-m", &file, "--device", "cpu", "--speculate", &how];
+    let fixed = ["-p", "0", "-n", "24", "-r", "1", "-o", "json"];
+    let rows = run(&[&bench[..], &fixed].concat()).json();
     assert!(rows[0]["n_drafted"].as_u64().unwrap() > 0, "{rows}");
 }

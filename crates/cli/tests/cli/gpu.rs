@@ -2,6 +2,7 @@
 
 use rocmforge_gguf::GgmlType;
 use rocmforge_testkit::models;
+use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use serde_json::Value;
 
 use crate::program::run;
@@ -56,6 +57,33 @@ fn drafts_from_the_cache_on_a_gpu_change_no_text() {
         let drafted = answer(how);
         assert_eq!(drafted["ids"], plain["ids"], "{how}");
         assert_eq!(drafted["speculation"]["drafter"], "assistant", "{how}");
+        assert!(drafted["device"].as_str().unwrap().contains(&device));
+    }
+}
+
+/// As one with a cache of its own, whose model computes with a matrix of its file.
+#[test]
+fn drafts_from_layers_on_a_gpu_change_no_text() {
+    let Some(device) = host_device() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let [file, drafter] = ["model.gguf", "model-eagle3.gguf"].map(path);
+    let ty = GgmlType::Q4_0;
+    let model = models::model("llama", ty).unwrap().unwrap();
+    std::fs::write(&file, model.to_vec().unwrap()).unwrap();
+    let model = eagle3(Eagle3::Short, ty).unwrap();
+    std::fs::write(&drafter, model.to_vec().unwrap()).unwrap();
+    let answer = |how: &str| {
+        let fixed = "--ids 5,9,17,33,65,3 -n 6 --temp 0 --ctx 64 --gpu-memory 96 --json";
+        let fixed: Vec<&str> = fixed.split(' ').collect();
+        let more = ["--device", &device, "--speculate", how];
+        run(&[&["generate", "-m", &file], &fixed[..], &more].concat()).json()
+    };
+    let plain = answer("off");
+    for how in ["auto", &format!("draft:{drafter},n=2")] {
+        let drafted = answer(how);
+        assert_eq!(drafted["ids"], plain["ids"], "{how}");
+        assert_eq!(drafted["speculation"]["drafter"], "eagle3", "{how}");
         assert!(drafted["device"].as_str().unwrap().contains(&device));
     }
 }

@@ -185,11 +185,15 @@ fn a_sentence_says_what_a_file_is() {
             &["base model", "architecture controlvector"],
         ),
         (
-            file("eagle3"),
+            file("dflash"),
             "a draft model: it proposes tokens to a larger model and writes no text alone",
-            &["architecture eagle3"],
+            &["architecture dflash"],
         ),
-        (file("dflash"), "a draft model", &["architecture dflash"]),
+        (
+            file("eagle3"),
+            "a draft model for the model it was made for; give it to its model with --speculate",
+            &["model to draft for"],
+        ),
         (
             file("gemma4-assistant"),
             "a draft model for `gemma4` models; give it to its model with --speculate draft:FILE",
