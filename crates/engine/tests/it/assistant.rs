@@ -436,7 +436,7 @@ fn llama_prompt() -> Vec<TokenId> {
 type Notes = Arc<Mutex<Vec<(usize, Vec<TokenId>)>>>;
 
 /// Notes what is drafted.
-struct Noted(AssistantDrafter, Notes);
+struct Noted(Box<dyn Drafter>, Notes);
 
 impl Drafter for Noted {
     fn name(&self) -> &'static str {
@@ -469,6 +469,31 @@ impl Drafter for Noted {
     }
 }
 
+/// Goes on with [`llama_prompt`] as with `text`. Returns the drafts of three tokens after each token that is known then.
+pub(crate) fn drafts_in(
+    engine: &mut Engine,
+    drafter: Box<dyn Drafter>,
+    text: &[TokenId],
+) -> Vec<Vec<TokenId>> {
+    let noted = Notes::default();
+    let drafter = Noted(drafter, Arc::clone(&noted));
+    engine.speculate(Box::new(drafter), DraftLength::Always(3));
+    let prompt = llama_prompt();
+    let found = run(engine, &[greedy(prompt.clone(), text.len())]);
+    let found: Vec<TokenId> = found[0].iter().map(|(id, _)| *id).collect();
+    assert_eq!(found, text);
+    let noted = std::mem::take(&mut *noted.lock().unwrap());
+    let drafts = noted.into_iter().enumerate().map(|(i, (n_tokens, draft))| {
+        assert_eq!(
+            n_tokens,
+            prompt.len() + 1 + i,
+            "none of the drafts is right"
+        );
+        draft
+    });
+    drafts.collect()
+}
+
 #[test]
 fn assistants_draft_what_llama_cpp_drafts() {
     for (name, text, drafts) in OF_LLAMA_CPP {
@@ -481,23 +506,13 @@ fn assistants_draft_what_llama_cpp_drafts() {
             ..config()
         };
         let mut engine = Engine::start(&target, None, &config).unwrap();
-        let noted = Arc::default();
         let own = drafter_of(&engine, &drafter, &target, &config);
-        let drafter = Noted(own, Arc::clone(&noted));
-        engine.speculate(Box::new(drafter), DraftLength::Always(3));
-        let prompt = llama_prompt();
-        let found = run(&mut engine, &[greedy(prompt.clone(), 24)]);
-        let found: Vec<TokenId> = found[0].iter().map(|(id, _)| *id).collect();
-        assert_eq!(found, text, "{name}");
-        let noted = noted.lock().unwrap();
-        let after = |i: usize| prompt.len() + 1 + i;
-        let expected = drafts.iter().enumerate();
-        let expected = expected.map(|(i, draft)| (after(i), draft.to_vec()));
+        let found = drafts_in(&mut engine, Box::new(own), &text);
         // The last ones are cut, so that no more tokens come than are wanted. In the third one of `gemma4_wide` the first token is
         // no more likely than another, by a thousandth.
-        for (i, expected) in expected.take(20).enumerate() {
+        for (i, expected) in drafts.iter().take(20).enumerate() {
             if (name, i) != ("gemma4_wide", 2) {
-                assert_eq!(noted[i], expected, "{name}");
+                assert_eq!(found[i], expected, "{name}: {i}");
             }
         }
     }

@@ -15,7 +15,7 @@ use rocmforge_runtime::{OpData, OpObserver, RuntimeError, Started, start};
 use rocmforge_testkit::models::eagle3::{Eagle3, N_SHORT, eagle3, short_id};
 use rocmforge_testkit::models::{self, families, prompt};
 
-use crate::assistant::{best, compute, error, gguf};
+use crate::assistant::{best, compute, drafts_in, error, gguf};
 use crate::common::test_gpu;
 use crate::own_drafter::{Row, Tensors, devices, logits};
 use crate::speculation::{config, greedy, run};
@@ -469,6 +469,57 @@ fn eagle3_drafts_from_the_layers_of_each_sequence() {
         let n = *n_drafts.lock().unwrap();
         let n_accepted = engine.stats().drafts.n_accepted;
         assert!(n > 30 && n_accepted > 20, "{n} drafts, {n_accepted} right");
+    }
+}
+
+/// What `llama` goes on with after the prompt of [`drafts_in`].
+#[rustfmt::skip]
+const TEXT: [TokenId; 24] = [508, 137, 501, 51, 273, 270, 41, 237, 94, 415, 169, 260, 68, 40, 341, 361, 260, 88, 88, 88, 382, 248, 273, 40];
+
+/// What llama.cpp 0.3.36 drafts after each of these tokens with the same files (`cargo xtask gen-model llama F32`, `eagle3 F32`,
+/// `eagle3_narrow F32` with the layers 2, 0 and 3), on a CPU with caches in F32, greedily: `--spec-type draft-eagle3
+/// --spec-draft-n-max 3 --spec-draft-p-min 0`. None of these drafts is right.
+#[rustfmt::skip]
+const OF_LLAMA_CPP: [(Eagle3, [u32; 3], [[TokenId; 3]; 22]); 2] = [
+    (
+        Eagle3::Short,
+        [1, 2, 3],
+        [
+            [257, 278, 278], [385, 115, 115], [388, 388, 388], [1, 1, 1], [230, 304, 304], [377, 377, 116], [278, 278, 278],
+            [411, 304, 304], [310, 224, 278], [83, 152, 152], [81, 81, 264], [107, 380, 380], [376, 376, 376], [483, 483, 483],
+            [88, 228, 104], [499, 99, 99], [152, 152, 216], [497, 179, 179], [324, 324, 257], [257, 257, 257], [257, 257, 257],
+            [152, 152, 4],
+        ],
+    ),
+    (
+        Eagle3::Narrow,
+        [2, 0, 3],
+        [
+            [357, 12, 359], [479, 357, 352], [365, 426, 426], [321, 359, 359], [357, 186, 352], [122, 112, 20], [224, 378, 359],
+            [8, 95, 378], [351, 20, 20], [484, 378, 378], [502, 72, 72], [451, 451, 230], [451, 451, 451], [8, 359, 359],
+            [313, 313, 341], [118, 359, 359], [484, 359, 359], [23, 23, 23], [347, 378, 359], [9, 426, 426], [378, 20, 20],
+            [68, 485, 485],
+        ],
+    ),
+];
+
+#[test]
+fn eagle3_drafts_what_llama_cpp_drafts() {
+    for (kind, layers, drafts) in OF_LLAMA_CPP {
+        let mut writer = eagle3(kind, GgmlType::F32).unwrap();
+        writer.set("eagle3.target_layers", layers.to_vec());
+        let (target, drafter) = pair_of(model_file("llama", GgmlType::F32), &gguf(writer));
+        let config = EngineConfig {
+            kv_types: KvType::F32.into(),
+            ..config()
+        };
+        let mut engine = Engine::start(&target, None, &config).unwrap();
+        let own = drafter_of(&drafter, &target, &config);
+        let found = drafts_in(&mut engine, Box::new(own), &TEXT);
+        // The last ones are cut, so that no more tokens come than are wanted.
+        for (i, expected) in drafts.iter().take(20).enumerate() {
+            assert_eq!(found[i], expected, "{kind:?}: {i}");
+        }
     }
 }
 
