@@ -28,7 +28,9 @@ pub fn load(
             continue;
         }
         let loaded = model_file::load_for_assistant(purpose, file, (lora, load), &found);
+        // A model that makes embeddings exports nothing.
         if let Ok(model) = loaded
+            && model.plan.export().is_some()
             && model.assistant(found.gguf.clone()).is_ok()
         {
             return Ok((model, Some(found)));

@@ -133,7 +133,7 @@ impl Session {
     ) -> Result<Session> {
         let Loaded {
             file,
-            model,
+            mut model,
             drafter,
             since,
         } = loaded;
@@ -153,22 +153,31 @@ impl Session {
             }
             None => None,
         };
-        let start = |drafting: Option<&Drafting>| {
+        let is_auto = speculation.is_some_and(|speculation| speculation.by == DraftBy::Auto);
+        // What nothing takes is not computed.
+        let alone = |model: Model| match &drafter {
+            Some(_) if is_auto => model_file::load(Purpose::Text, &file, &device.lora, load),
+            _ => Ok(model),
+        };
+        if drafting.is_none() {
+            model = alone(model)?;
+        }
+        let start = |model: &Model, drafting: Option<&Drafting>| {
             let config = speculation::beside(config.clone(), drafting);
             start_or_fall_back(config, device.on.device, |config| {
-                Engine::start(&model, tokenizer.clone(), config)
+                Engine::start(model, tokenizer.clone(), config)
             })
         };
-        let mut engine = start(drafting.as_ref());
+        let mut engine = start(&model, drafting.as_ref());
         // Nobody asked for drafts: the model gets the memory.
         let is_cramped = match &engine {
             Ok(Started { started, .. }) => !started.backend_info().parts.is_empty(),
             Err(_) => true,
         };
-        let is_auto = speculation.is_some_and(|speculation| speculation.by == DraftBy::Auto);
         if is_cramped && is_auto && drafting.take().is_some() {
             drop(engine);
-            engine = start(None);
+            model = alone(model)?;
+            engine = start(&model, None);
         }
         let Started {
             started: mut engine,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rocmforge_gguf::{Error, Gguf, shown};
+use rocmforge_gguf::{Error, GgmlType, Gguf, shown};
 use rocmforge_model::{LoadError, Model, architectures};
 use rocmforge_text::tokenizer::{Tokenizer, TokenizerError};
 
@@ -58,8 +58,11 @@ pub fn missing(gguf: &Arc<Gguf>, kind: &Kind) -> Vec<Missing> {
             }
         }
     } else {
+        let drafts = Model::drafts_for(gguf).is_some();
         for info in gguf.tensors() {
-            if !info.ty.can_dequantize() {
+            // Drafters list tokens as integers.
+            let is_list = drafts && info.ty == GgmlType::I64;
+            if !info.ty.can_dequantize() && !is_list {
                 all.add_error(LoadError::TensorType {
                     name: shown(&info.name),
                     ty: info.ty.name(),

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use rocmforge_gguf::{GgmlType, Gguf, LoadMode, TensorInfo, Writer};
+use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use serde_json::{Value, json};
 
 use crate::program::{Run, repository, run};
@@ -197,6 +198,11 @@ fn a_sentence_says_what_a_file_is() {
         (
             file("gemma4-assistant"),
             "a draft model for `gemma4` models; give it to its model with --speculate draft:FILE",
+            &["model to draft for"],
+        ),
+        (
+            eagle3(Eagle3::Short, GgmlType::Q4_0).unwrap(),
+            "a draft model for the model it was made for",
             &["model to draft for"],
         ),
         (
