@@ -264,7 +264,7 @@ impl<'a> WeightLoader<'a> {
             });
         }
         let n_ids = info.n_elements() as usize;
-        check_shape(name, &info.dims, &[n_ids.clamp(1, n_vocab)])?;
+        check_shape(name, &info.dims, &[n_ids.min(n_vocab).max(1)])?;
         let numbers = self.gguf.tensor_data(info).as_chunks().0.iter();
         let ids = numbers.map(|&bytes| match i64::from_le_bytes(bytes) {
             id if (0..n_vocab as i64).contains(&id) => Ok(id as TokenId),

@@ -553,6 +553,43 @@ fn eagle3_changes_no_text() {
     }
 }
 
+/// Models of every architecture draft from values of their layers, or are refused with a sentence.
+#[test]
+fn every_architecture_drafts_from_layers_or_says_that_it_does_not() {
+    let mut known = Vec::new();
+    let file = with("target_layers", vec![1u32, 0, 1]);
+    for name in models::NAMES.into_iter().chain(families::names()) {
+        let model = model_file(name, GgmlType::Q4_0);
+        let loaded = Model::load_for_assistant(Purpose::Text, model, &[], &file);
+        let model = match loaded {
+            Ok(model) => model,
+            Err(error) => {
+                let said = error.to_string();
+                let parts = ["not supported for", "hidden width", "computes embeddings"];
+                assert!(
+                    parts.iter().any(|part| said.contains(part)),
+                    "{name}: {said}"
+                );
+                continue;
+            }
+        };
+        let mut engine = Engine::start(&model, None, &config()).unwrap();
+        let drafter = model.assistant(Arc::clone(&file)).unwrap();
+        let own = drafter_of(&drafter, &model, &config());
+        engine.speculate(Box::new(own), DraftLength::Always(2));
+        run(&mut engine, &[greedy(prompt(9, model.config.n_vocab), 6)]);
+        let status = engine.drafter().unwrap();
+        assert_eq!(status.failure, None, "{name}");
+        assert!(engine.stats().drafts.n_drafted > 0, "{name}");
+        known.push(name);
+    }
+    for name in [
+        "llama", "gpt_oss", "gemma2", "gemma4", "olmo2", "phi3", "glm4", "mimo2",
+    ] {
+        assert!(known.contains(&name), "{name}: {known:?}");
+    }
+}
+
 /// An emulated GPU computes rows of a draft with other kernels than a single row, so that only the first tokens are compared.
 #[test]
 fn eagle3_on_a_gpu_changes_no_text() {
@@ -693,9 +730,14 @@ fn eagle3_of_other_models_is_refused() {
         with("target_hidden_size", 512u32),
         &["hidden width is 512", "256", "ngram"],
     );
-    for layers in [vec![1u32, 2, 5], vec![1, 2, u32::MAX]] {
-        says(with("target_layers", layers), &["target_layers", "damaged"]);
-    }
+    says(
+        with("target_layers", vec![1u32, 2, 5]),
+        &["last layer is 5", "the model's 4", "ngram"],
+    );
+    says(
+        with("target_layers", vec![1, 2, u32::MAX]),
+        &["target_layers", "damaged"],
+    );
     says(with("target_layers", vec![1u32, 2]), &["2 numbers"]);
     says(with("block_count", 2u32), &["block_count", "expected 1"]);
     let mut ids: Vec<i64> = (0..N_SHORT as i64).collect();

@@ -45,9 +45,9 @@ pub(crate) fn taps(
     let n_target = own.n_target.expect("drafters say for which width");
     same(keys.arch, "hidden width", [n_target, target.n_embd])?;
     let layers = keys.counts(TARGET_LAYERS, N_TAPS, MAX_LAYERS)?;
-    if let Some(at) = layers.iter().find(|&&at| at > target.n_layers()) {
-        return Err(keys.bad(TARGET_LAYERS, at, "layers of the model for which it drafts"));
-    }
+    let n_layers = target.n_layers();
+    let last = layers.iter().fold(n_layers, |last, &at| last.max(at));
+    same(keys.arch, "last layer", [last, n_layers])?;
     let n_in = N_TAPS * n_target;
     let mut loader = WeightLoader::new(Arc::clone(gguf), keys.arch, Faults::Refuse);
     let matrix = loader.matrix(&format!("{MATRIX}.weight"), own.n_embd, n_in)?;
