@@ -158,8 +158,10 @@ template <u32 LANES, Decay OF> DEV void linear_attention(const LinearParams& p) 
     const typename Of::Tiles tiles = {k_tiles, q_tiles, v_tiles, factors, betas};
 
     const LinearShape& shape = p.shape;
-    const u32 n_rows = uniform(p.seqs[bid_y()].n_rows);
-    if (n_rows == 0 || n_rows > p.n_short) return;
+    // Opaque, since clang would join both conditions, and ptxas would then schedule the loop worse.
+    const u32 n_rows = uniform(opaque(p.seqs[bid_y()].n_rows));
+    if (n_rows == 0) return;
+    if (n_rows > opaque(p.n_short)) return;
     const u32 head = bid_x() / p.n_groups, group = bid_x() % p.n_groups;
     const Of rows = {p, head, group, p.seqs[bid_y()].first_row};
     const SeqState place = p.places[bid_y()];
