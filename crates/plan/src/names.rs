@@ -15,6 +15,8 @@ pub fn of_merged(ops: &[Op]) -> Option<&'static str> {
         "linear_inputs"
     } else if has(|op| matches!(op, Op::ExpertMatMul { .. })) {
         "expert_gate"
+    } else if has(|op| matches!(op, Op::Route { .. })) {
+        "router"
     } else if has(|op| matches!(op, Op::HeadMatMul { .. })) {
         if has(|op| matches!(op, Op::Attention { .. })) {
             "latent_attention"
@@ -106,7 +108,7 @@ fn role(tensor: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Activation, ConvForm, RoutingId, Weighed};
+    use crate::{Activation, ConvForm, ExpertScores, ExpertWeights, Router, RoutingId, Weighed};
 
     #[test]
     fn roles_omit_the_layer() {
@@ -154,7 +156,25 @@ mod tests {
             x: BufferId(1),
             out: ActsId(0),
         };
-        assert_eq!(of_merged(&[norm, quantize]), Some("norm_quantize"));
+        assert_eq!(
+            of_merged(&[norm.clone(), quantize.clone()]),
+            Some("norm_quantize")
+        );
+        let route = Op::Route {
+            logits: BufferId(2),
+            bias: None,
+            scales: None,
+            router: Router {
+                n_used: 2,
+                scores: ExpertScores::Softmax,
+                weights: ExpertWeights::Normalized,
+                groups: None,
+                scale: 1.0,
+            },
+            shared: None,
+            out: RoutingId(0),
+        };
+        assert_eq!(of_merged(&[norm, quantize, route]), Some("router"));
         let sum = Op::CombineExperts {
             x: BufferId(0),
             routing: RoutingId(0),

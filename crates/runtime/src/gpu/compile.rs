@@ -40,7 +40,7 @@ pub(crate) enum Stage {
     LatentQueries { first: usize, ops: LatentQueriesOps },
     /// Latent attention by keys and values of all heads, in place of latent vectors.
     AttendToHeads { first: usize, ops: AttendToHeadsOps },
-    /// Gate and up projections of MoE experts, the gated activation, and the conversion of the result if nothing else reads it.
+    /// Gate and up projections of MoE experts, and the gated activation.
     ExpertGate { first: usize, ops: ExpertGateOps },
     /// The weighted sum of the experts' outputs, added to `out`, and maybe the norm of the result.
     CombineAdd {
@@ -137,8 +137,6 @@ pub(crate) struct ExpertGateOps {
     pub(crate) shared: [Option<WeightId>; 2],
     pub(crate) activation: rocmforge_plan::Activation,
     pub(crate) out: BufferId,
-    /// Receives the result, converted. The contents of `out` are undefined then.
-    pub(crate) converted: Option<ActsId>,
     /// Hold gate and up in the unfused plan. Here their contents are undefined; the second is scratch space.
     pub(crate) unwritten: [BufferId; 2],
 }
@@ -164,9 +162,7 @@ impl Stage {
             Stage::HeadProducts { first, .. } => first..first + 2,
             Stage::LatentQueries { first, .. } => first..first + heads::LATENT_QUERIES,
             Stage::AttendToHeads { first, ops } => first..ops.attention + 4,
-            Stage::ExpertGate { first, ops } => {
-                first..first + 3 + usize::from(ops.converted.is_some())
-            }
+            Stage::ExpertGate { first, .. } => first..first + 3,
             Stage::CombineAdd { first, norm, .. } => {
                 first..first + 2 + norm.map_or(0, |norm| norm.n_ops)
             }
@@ -199,10 +195,7 @@ impl Stage {
                     ops.values.unwritten,
                 ]
             }
-            Stage::ExpertGate { ops, .. } => {
-                let out = ops.converted.map(|_| ops.out);
-                ops.unwritten.into_iter().chain(out).collect()
-            }
+            Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
             Stage::CombineAdd {
                 sum_unwritten,
                 norm,
@@ -233,6 +226,9 @@ pub(crate) struct Segment {
     pub(crate) stages_to_heads: Vec<Stage>,
     /// Conversions that steps of one token leave to products, in order.
     pub(crate) own: Vec<OwnConversion>,
+    /// Conversions that other steps run with the stage before, gate and up of experts, whose result nothing else reads: their
+    /// operations and what they write, in order.
+    pub(crate) joined: Vec<(usize, ActsId)>,
 }
 
 /// Returns the heads of latent attention, if all layers that have it have the same.
@@ -293,6 +289,9 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Seg
         Segment {
             ops: ops.clone(),
             stages_to_heads: to_heads(part, &stages),
+            joined: { stages.windows(2) }
+                .filter_map(|pair| joined(part, &pair[0], &pair[1]))
+                .collect(),
             own: own::conversions(plan, &stages)
                 .into_iter()
                 .filter(|own| ops::converts(gpu, plan.acts[own.out.0 as usize].width))
@@ -311,6 +310,26 @@ fn is_exported(part: &PlanPart, stage: &Stage) -> bool {
         let writes = part.plan.ops[op].writes();
         writes.iter().any(|id| undefined.contains(id))
     })
+}
+
+/// Matches gate and up of experts and the conversion of their result, which nothing else reads.
+fn joined(part: &PlanPart, first: &Stage, next: &Stage) -> Option<(usize, ActsId)> {
+    let (&Stage::ExpertGate { ops, .. }, &Stage::One(index)) = (first, next) else {
+        return None;
+    };
+    let &Op::QuantizeExperts {
+        x,
+        rows_of: RowsOf::Choices,
+        routing,
+        out,
+    } = &part.plan.ops[index]
+    else {
+        return None;
+    };
+    let is_only_converted = (x, routing) == (ops.out, ops.routing)
+        && is_dead(&part.plan.ops[index + 1..], x, part.plan.logits)
+        && part.exporters.range(first.ops()).next().is_none();
+    is_only_converted.then_some((index, out))
 }
 
 /// Returns stages with latent attention as one stage where it can be.
@@ -418,8 +437,7 @@ fn gated_quantize(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     is_only_converted.then_some(Stage::GatedQuantize { first, ops })
 }
 
-/// Matches two expert GEMMs of the same rows whose results are used only by a gated activation, and the conversion of its
-/// result.
+/// Matches two expert GEMMs of the same rows whose results are used only by a gated activation.
 fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     let first = range.start;
     let &[
@@ -449,24 +467,10 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
             up: up_read,
             out,
         },
-        ref after @ ..,
+        ..,
     ] = &plan.ops[range]
     else {
         return None;
-    };
-    let converted = match after {
-        &[
-            Op::QuantizeExperts {
-                x,
-                rows_of: RowsOf::Choices,
-                routing: of,
-                out: converted,
-            },
-            ..,
-        ] if (x, of) == (out, routing) && is_dead(&plan.ops[first + 4..], out, plan.logits) => {
-            Some(converted)
-        }
-        _ => None,
     };
     let rest = &plan.ops[first + 3..];
     let width = |id: BufferId| plan.buffers[id.0 as usize].width;
@@ -495,7 +499,6 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
         shared: [gate_shared, up_shared],
         activation,
         out,
-        converted,
         unwritten: [gate_out, up_out],
     };
     let is_one = alike && activation.joins_products();

@@ -30,8 +30,6 @@ pub(crate) struct Launcher<'a> {
     pub(crate) shape: &'a StepShape,
     /// What the products of a stage convert themselves.
     pub(crate) source: Option<(ActsId, Source<'a>)>,
-    /// Whether the next products convert what the stage would.
-    pub(crate) leaves_conversion: bool,
 }
 
 impl<'a> Launcher<'a> {
@@ -50,7 +48,7 @@ impl<'a> Launcher<'a> {
                 self.latent_rope_kv(ops, q)
             }
             Stage::AttendToHeads { ops, .. } => self.attend_to_heads(ops),
-            Stage::ExpertGate { ops, .. } => self.expert_gate(ops),
+            Stage::ExpertGate { ops, .. } => self.expert_gate(ops, None),
             Stage::CombineAdd {
                 x,
                 routing,
@@ -76,22 +74,14 @@ impl<'a> Launcher<'a> {
         self.shape.max_rows_of_seq == 1 && self.shape.rows != StepRows::Prompt
     }
 
-    /// Lets the products of a stage convert their activations, or leave the conversion of their result to the next ones.
-    pub(crate) fn with_source(
-        self,
-        own: Option<&OwnConversion>,
-        leaves_conversion: bool,
-    ) -> Launcher<'a> {
-        let source = own.map(|own| {
-            let source = Source {
-                x: self.buffer(own.x),
-                rows: own.rows,
-            };
-            (own.out, source)
-        });
+    /// Lets the products of a stage convert their activations.
+    pub(crate) fn with_source(self, own: &OwnConversion) -> Launcher<'a> {
+        let source = Source {
+            x: self.buffer(own.x),
+            rows: own.rows,
+        };
         Launcher {
-            source,
-            leaves_conversion,
+            source: Some((own.out, source)),
             ..self
         }
     }
@@ -649,8 +639,12 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Computes gate, up and activation of MoE experts, and converts the result.
-    fn expert_gate(&self, operands: &ExpertGateOps) -> Result<(), GpuError> {
+    /// Computes gate, up and activation of MoE experts, and maybe converts the result.
+    pub(crate) fn expert_gate(
+        &self,
+        operands: &ExpertGateOps,
+        converted: Option<ActsId>,
+    ) -> Result<(), GpuError> {
         let [gate_scales, up_scales] = operands.scales;
         let [gate_shared, up_shared] = operands.shared;
         let gated = ExpertGated {
@@ -664,7 +658,7 @@ impl<'a> Launcher<'a> {
         let x = self.acts(operands.x);
         let routing = self.memory.routing(operands.routing, self.shape);
         let scratch = self.buffer(operands.unwritten[1]);
-        match operands.converted.filter(|_| !self.leaves_conversion) {
+        match converted {
             Some(to) => {
                 let to = self.memory.acts(to, self.shape);
                 let rows = (&x, &routing);

@@ -4,7 +4,7 @@
 use rocmforge_gpu::{Gpu, GpuError, ops};
 
 use super::choices::{Choices, Chooser, Choosing, Logprobs};
-use super::compile::{OwnConversion, Segment, Stage};
+use super::compile::{Segment, Stage};
 use super::run_op::Launcher;
 use super::step::{StepShape, StepToken};
 use super::timed::TimedStep;
@@ -159,7 +159,6 @@ impl GpuBackend {
             memory: &self.memory,
             shape,
             source: None,
-            leaves_conversion: false,
         }
     }
 
@@ -188,31 +187,47 @@ impl GpuBackend {
         shape: &StepShape,
     ) -> Result<(), GpuError> {
         let launcher = self.launcher(shape);
-        if !GpuBackend::products_convert(shape) {
-            return launcher.run(stage);
-        }
         let found = segment
             .own
             .binary_search_by_key(&stage.ops().start, |own| own.products);
-        let source = found.ok().map(|at| &segment.own[at]);
-        let leaves = GpuBackend::conversion_in(segment, stage).is_some();
-        launcher.with_source(source, leaves).run(stage)
+        match found {
+            Ok(at) if GpuBackend::products_convert(shape) => {
+                launcher.with_source(&segment.own[at]).run(stage)
+            }
+            _ => launcher.run(stage),
+        }
     }
 
-    /// Returns the conversion of the stage that products do in its place.
-    fn conversion_in<'a>(segment: &'a Segment, stage: &Stage) -> Option<&'a OwnConversion> {
-        let last = stage.ops().end - 1;
+    /// Whether products convert what this stage would.
+    fn is_done_by_products(segment: &Segment, stage: &Stage, shape: &StepShape) -> bool {
         let found = segment
             .own
-            .binary_search_by_key(&last, |own| own.conversion);
-        found.ok().map(|at| &segment.own[at])
+            .binary_search_by_key(&stage.ops().start, |own| own.conversion);
+        GpuBackend::products_convert(shape) && found.is_ok()
     }
 
-    /// Whether products convert what this stage would, and it does nothing else.
-    fn is_done_by_products(segment: &Segment, stage: &Stage, shape: &StepShape) -> bool {
-        GpuBackend::products_convert(shape)
-            && stage.ops().len() == 1
-            && GpuBackend::conversion_in(segment, stage).is_some()
+    /// Whether a stage is a conversion that runs with the stage before.
+    fn is_joined(segment: &Segment, stage: &Stage, shape: &StepShape) -> bool {
+        let key = stage.ops().start;
+        let found = segment.joined.binary_search_by_key(&key, |joined| joined.0);
+        !GpuBackend::products_convert(shape) && found.is_ok()
+    }
+
+    /// Queues gate and up of experts with the conversion of their result.
+    fn run_joined(
+        &self,
+        segment: &Segment,
+        stage: &Stage,
+        conversion: &Stage,
+        shape: &StepShape,
+    ) -> Result<(), GpuError> {
+        let key = conversion.ops().start;
+        let found = segment.joined.binary_search_by_key(&key, |joined| joined.0);
+        let (Stage::ExpertGate { ops, .. }, Ok(at)) = (stage, found) else {
+            unreachable!("only gate and up of experts are joined with what follows");
+        };
+        let launcher = self.launcher(shape);
+        launcher.expert_gate(ops, Some(segment.joined[at].1))
     }
 
     /// Whether products convert activations: of one row, if GEMVs compute it.
@@ -247,13 +262,21 @@ impl GpuBackend {
             0 => &segment_stages.stages,
             _ => &segment_stages.stages_to_heads,
         };
-        for stage in stages {
+        let mut stages = stages.iter().peekable();
+        while let Some(stage) = stages.next() {
             let is_done = GpuBackend::is_done_by_products(segment_stages, stage, shape);
-            if !is_done && !self.is_skipped(stage.ops().start, shape) {
-                let _range = self.op_ranges.begin(&self.gpu, stage);
-                self.run_stage(segment_stages, stage, shape)?;
-                mark(StepPart::Ops(stage.ops()));
+            if is_done || self.is_skipped(stage.ops().start, shape) {
+                continue;
             }
+            let _range = self.op_ranges.begin(&self.gpu, stage);
+            let next = stages.next_if(|next| GpuBackend::is_joined(segment_stages, next, shape));
+            match next {
+                Some(next) => self.run_joined(segment_stages, stage, next, shape)?,
+                None => self.run_stage(segment_stages, stage, shape)?,
+            }
+            mark(StepPart::Ops(
+                stage.ops().start..next.unwrap_or(stage).ops().end,
+            ));
         }
         if segment + 1 == self.segments.len() && shape.choosing == Choosing::InStep {
             let range = self.gpu.range(c"choose tokens");

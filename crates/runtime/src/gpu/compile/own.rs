@@ -1,5 +1,4 @@
-//! Finds conversions of activations that the products of experts or heads after them do themselves, in steps of one token. Such a
-//! conversion is a stage, or the end of one with gate and up.
+//! Finds conversions of activations that the products of experts or heads after them do themselves, in steps of one token.
 
 use super::Stage;
 use rocmforge_gpu::SourceRows;
@@ -25,10 +24,8 @@ pub(super) fn conversions(plan: &Plan, stages: &[Stage]) -> Vec<OwnConversion> {
 }
 
 fn of_pair(plan: &Plan, first: &Stage, next: &Stage) -> Option<OwnConversion> {
-    let conversion = match *first {
-        Stage::One(conversion) => conversion,
-        Stage::ExpertGate { ops, .. } if ops.converted.is_some() => first.ops().end - 1,
-        _ => return None,
+    let &Stage::One(conversion) = first else {
+        return None;
     };
     let (x, rows, out) = match plan.ops[conversion] {
         Op::QuantizeExperts {
