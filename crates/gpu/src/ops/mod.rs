@@ -69,7 +69,9 @@ pub use products::{
     ExpertGated, expert_gated_products, expert_gated_products_quantized, expert_products,
     gated_products, gated_products_quantized, head_products, products,
 };
-pub use recurrent::{Conv, causal_conv, check_linear_heads, is_in_chunks, linear_attention};
+pub use recurrent::{
+    CHUNK_ROWS, Conv, causal_conv, check_linear_heads, is_in_chunks, linear_attention,
+};
 pub(crate) use rope_kv::check_append;
 pub use rope_kv::{
     HeadNorms, LatentRopeKv, RopeKv, RopeStyle, Rotation, kv_append, latent_rope_kv, rope, rope_kv,

@@ -25,7 +25,7 @@ const CHUNK_COLUMNS: usize = 64;
 /// Lengths of keys that there are such kernels for.
 const CHUNK_KEYS: [usize; 2] = [64, 128];
 /// The fewest rows of a sequence that are computed in chunks: two of them. Fewer gain little or nothing.
-const CHUNK_ROWS: usize = 32;
+pub const CHUNK_ROWS: usize = 32;
 /// Threads that may share a column: with a factor for each head, for each row and for each value of it.
 const MAX_LANES: [usize; 3] = [32, 8, 2];
 

@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use rocmforge_cpu::{Isa, default_threads};
+use rocmforge_gpu::ops::CHUNK_ROWS;
 use rocmforge_gpu::{DeviceInfo, Gpu, fingerprint};
 
 use super::moves::compare_moves;
@@ -23,10 +24,12 @@ use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_plan::KvTypes;
 use rocmforge_plan::Weights;
-use rocmforge_plan::{Op, Placement, Plan, Side};
+use rocmforge_plan::{Decay, Op, Placement, Plan, Side, StateRule};
 
 /// Compared tokens of two prompts: together more rows than a GEMV takes.
 const PROMPT_ROWS: [usize; 2] = [8, 2];
+/// The same where more rows of a sequence have a kernel of their own.
+const CHUNKED_ROWS: [usize; 2] = [CHUNK_ROWS, 2];
 /// Earlier tokens in the second KV-cache block; the first block is full.
 const ON_SECOND_BLOCK: usize = 8;
 
@@ -35,6 +38,7 @@ pub(crate) struct FirstUse<'a> {
     model: &'a Model,
     config: &'a EngineConfig,
     plan: Plan,
+    prompt_rows: [usize; 2],
     /// The side of each operation, if the CPU runs some.
     placement: Option<Placement>,
     info: DeviceInfo,
@@ -60,7 +64,8 @@ impl<'a> FirstUse<'a> {
             SelfCheck::Always => None,
             SelfCheck::FirstUse(passed) => Some(Arc::clone(passed)),
         };
-        let needed = PROMPT_ROWS[0] + 1;
+        let prompt_rows = prompt_rows(&model.plan);
+        let needed = prompt_rows[0] + 1;
         if model.config.n_positions.is_some_and(|n| n < needed) {
             // The context is too short for the check.
             return Ok((None, graphs));
@@ -99,6 +104,7 @@ impl<'a> FirstUse<'a> {
             model,
             config,
             plan,
+            prompt_rows,
             placement,
             info,
             graphs,
@@ -114,9 +120,10 @@ impl<'a> FirstUse<'a> {
     /// [`DeviceError::WrongGpu`] with the first operation that differs; device errors.
     pub(crate) fn compare_operations(&self, gpu: &Gpu) -> Result<(), RuntimeError> {
         let EngineConfig { page, isa, .. } = *self.config;
+        let prompt_rows = self.prompt_rows;
         let most = self.model.config.n_positions.unwrap_or(usize::MAX);
-        let n_depth = (page + ON_SECOND_BLOCK).min(most - PROMPT_ROWS[0] - 1);
-        let script = Script::new(&tokens(self.model), n_depth, page, PROMPT_ROWS);
+        let n_depth = (page + ON_SECOND_BLOCK).min(most - prompt_rows[0] - 1);
+        let script = Script::new(&tokens(self.model), n_depth, page, prompt_rows);
         let mut plan = self.plan.clone();
         for table in &mut plan.rope {
             table.settle(script.n_ctx);
@@ -124,13 +131,13 @@ impl<'a> FirstUse<'a> {
         let n_threads = self.config.n_threads.unwrap_or_else(default_threads);
         let options = GpuOptions {
             n_ctx: script.n_ctx,
-            max_tokens: FILL_ROWS.min(n_depth).max(PROMPT_ROWS.iter().sum()),
-            max_logits: PROMPT_ROWS.len(),
-            max_sampled: PROMPT_ROWS.len(),
-            max_seqs: PROMPT_ROWS.len(),
+            max_tokens: FILL_ROWS.min(n_depth).max(prompt_rows.iter().sum()),
+            max_logits: prompt_rows.len(),
+            max_sampled: prompt_rows.len(),
+            max_seqs: prompt_rows.len(),
             page,
             n_blocks: script.n_blocks,
-            n_slots: PROMPT_ROWS.len(),
+            n_slots: prompt_rows.len(),
             kv_types: self.config.kv_types,
             batch_invariant: false,
             graphs: Graphs::Off,
@@ -144,7 +151,7 @@ impl<'a> FirstUse<'a> {
             page,
             n_blocks: script.n_blocks,
             kv_types: self.config.kv_types,
-            n_slots: PROMPT_ROWS.len(),
+            n_slots: prompt_rows.len(),
         };
         let mut checked: Box<dyn Stepwise> = match &self.placement {
             None => Box::new(GpuBackend::new(
@@ -212,6 +219,24 @@ pub(crate) fn verdict(info: &DeviceInfo, report: &Report) -> Result<(), RuntimeE
             first: Box::new(first.clone()),
         }
         .into()),
+    }
+}
+
+/// Returns the compared tokens of two prompts.
+pub(super) fn prompt_rows(plan: &Plan) -> [usize; 2] {
+    let may_chunk = |op: &Op| {
+        matches!(
+            op,
+            Op::LinearAttention {
+                rule: StateRule::Delta,
+                decay: Decay::Head,
+                ..
+            }
+        )
+    };
+    match plan.ops.iter().any(may_chunk) {
+        true => CHUNKED_ROWS,
+        false => PROMPT_ROWS,
     }
 }
 

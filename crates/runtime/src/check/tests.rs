@@ -295,6 +295,17 @@ fn names_only_the_wrong_operation() {
 }
 
 /// The operations that keep states pass, and a state that is written wrongly is found.
+/// Prompts of the first check are long enough for the kernels that take rows of a sequence in chunks.
+#[test]
+fn first_prompts_reach_chunks() {
+    for (name, rows) in [("qwen35_wide", [32, 2]), ("mamba2", [8, 2])] {
+        let writer = families::model(name, GgmlType::Q8_0).unwrap().unwrap();
+        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+        let model = Model::load(Arc::new(gguf)).unwrap();
+        assert_eq!(first_use::prompt_rows(&model.plan), rows, "{name}");
+    }
+}
+
 #[test]
 fn compares_states() {
     for name in ["lfm2", "qwen35_wide", "mamba2"] {
