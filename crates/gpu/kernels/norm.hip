@@ -6,7 +6,8 @@
 //     quantize:   y = x
 //     quantize_gated: y = f(gate) * g(up), as `gated` in elementwise.hip
 //
-// x [n_rows, width], weight and bias [width]; of groups x [n_rows, n_groups, width], weight [n_groups, width]; out: y in one of the forms, and if `normed` is not null in f32, too.
+// x [n_rows, width], weight and bias [width]; of groups x [n_rows, n_groups, width], weight [n_groups, width]; out: y in one of
+// the forms, and if `normed` is not null in f32, too.
 //
 // One team of threads per row: a block of 512 (`block`), or 32 lanes of a block of 256 (`team`) for short rows such as
 // heads. Each thread loads 8 neighbouring values at a time and keeps one or two such octets in registers. Values of a row

@@ -1,5 +1,6 @@
 // Routing of a single token to up to 32 experts, of as many as a block has threads, without groups, and without a bias on a
-// softmax. A step waits for it, so each thread has one expert, whose rank is the number of better ones. The choice and the weights have the bits that route.h gives them.
+// softmax. A step waits for it, so each thread has one expert, whose rank is the number of better ones. The choice and the
+// weights have the bits that route.h gives them.
 #pragma once
 #include "route.h"
 

@@ -1,7 +1,7 @@
 //! Drafts from a model beside the one that checks them: a smaller one of the same vocabulary, the layers of the model's own file
 //! that predict further tokens ahead (multi-token prediction), or EAGLE-3, which was made for it. The last two take each token
-//! with the hidden values of the token before: the checking model's, or their own for a drafted one. It computes the tokens of each sequence in a cache of its
-//! own, and then one drafted token after the other; wrong ones are overwritten by the next draft.
+//! with the hidden values of the token before: the checking model's, or their own for a drafted one. It computes the tokens of
+//! each sequence in a cache of its own, and then one drafted token after the other; wrong ones are overwritten by the next draft.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
