@@ -25,24 +25,38 @@ struct RouterParams {
     FIELDS(norm, w, bias, logits, route, n_arrived, n_blocks, split_log)
 };
 
-// Adds one. What the block wrote before is seen by those that arrive later. Returns how many arrived before.
-DEV u64 arrive(u64* counter) {
-#if defined(GPU_NV)
-    u64 before;
-    asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;" : "=l"(before) : "l"(counter) : "memory");
-    return before;
-#elif defined(GPU_AMD)
-    return __hip_atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
-#else
-    return __atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL);
+// Adds one for the block. What its threads wrote before is seen by the threads of the last block. Returns whether this is the
+// last of `n_blocks`; then the counter is 0 again. All threads must call it.
+DEV bool arrives_last(u64* counter, u32 n_blocks) {
+    SHARED(u32, is_last, 1);
+    // On AMD GPUs, a barrier does not order stores of other waves for other blocks.
+#if defined(GPU_AMD)
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
 #endif
+    barrier();
+    if (tid() == 0) {
+#if defined(GPU_NV)
+        u64 before;
+        asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], 1;" : "=l"(before) : "l"(counter) : "memory");
+#elif defined(GPU_AMD)
+        const u64 before = __hip_atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+#else
+        const u64 before = __atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL);
+#endif
+        *is_last = before == n_blocks - 1;
+        if (*is_last) *counter = 0;
+    }
+    barrier();
+#if defined(GPU_AMD)
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+#endif
+    return *is_last;
 }
 
 KERNEL_THAT_BEGINS(router_one, RouterParams, BLOCK_THREADS) {
     constexpr u32 WAVES = BLOCK_THREADS / WARP_SIZE;
     SHARED(float, part, WAVES);
     SHARED(float, sums, WAVES);
-    SHARED(u32, is_last, 1);
     DYNAMIC_SHARED(float, values);
     const u32 n_groups = WAVES >> p.split_log, first_row = bid_x() * n_groups, w = uniform(wave());
     NormParams norm = p.norm;
@@ -71,11 +85,5 @@ KERNEL_THAT_BEGINS(router_one, RouterParams, BLOCK_THREADS) {
         if (p.bias) sum += p.bias[expert];
         p.logits[expert] = sum;
     }
-    barrier();
-    if (tid() == 0) {
-        *is_last = arrive(p.n_arrived) == p.n_blocks - 1;
-        if (*is_last) *p.n_arrived = 0;
-    }
-    barrier();
-    if (*is_last) route_single<BLOCK_THREADS>(p.route);
+    if (arrives_last(p.n_arrived, p.n_blocks)) route_single<BLOCK_THREADS>(p.route);
 }
