@@ -130,7 +130,7 @@ impl ModelOptions {
         Ok(ModelFile {
             gguf: Arc::new(gguf),
             label,
-            folder: path.parent().map(Path::to_path_buf),
+            folder: folder_of(&path),
         })
     }
 
@@ -246,5 +246,26 @@ impl Model {
     /// The model does not fit into memory, or the device fails.
     pub fn start(self) -> Result<Session, Error> {
         Start::new(self).start()
+    }
+}
+
+/// Returns the folder in which a file lies: that of the process if the path is a name alone.
+fn folder_of(path: &Path) -> Option<PathBuf> {
+    let folder = path.parent()?;
+    match folder.as_os_str().is_empty() {
+        true => Some(PathBuf::from(".")),
+        false => Some(folder.to_path_buf()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_lie_in_a_folder_that_can_be_read() {
+        for (path, folder) in [("a.gguf", "."), ("b/a.gguf", "b"), ("/a.gguf", "/")] {
+            assert_eq!(folder_of(Path::new(path)), Some(PathBuf::from(folder)));
+        }
     }
 }
