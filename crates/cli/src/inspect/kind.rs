@@ -88,11 +88,12 @@ impl Kind {
         }
         if let Some(of) = Model::drafts_for(gguf) {
             let of = match of {
-                DraftsFor::Architecture(of) => format!("`{of}` models"),
-                DraftsFor::Any => "the model it was made for".to_string(),
+                DraftsFor::Architecture(of) => format!(" for `{of}` models"),
+                DraftsFor::Any => String::new(),
             };
-            let about =
-                format!("a draft model for {of}; give it to its model with --speculate draft:FILE");
+            let about = format!(
+                "a draft model{of}; give it to the model it was made for with --speculate draft:FILE"
+            );
             return part(about, "model to draft for");
         }
         if arch == "clip" || text("general.type") == Some("mmproj") {

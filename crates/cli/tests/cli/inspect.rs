@@ -192,17 +192,17 @@ fn a_sentence_says_what_a_file_is() {
         ),
         (
             file("eagle3"),
-            "a draft model for the model it was made for; give it to its model with --speculate",
+            "a draft model; give it to the model it was made for with --speculate",
             &["model to draft for"],
         ),
         (
             file("gemma4-assistant"),
-            "a draft model for `gemma4` models; give it to its model with --speculate draft:FILE",
+            "a draft model for `gemma4` models; give it to the model it was made for with --speculate draft:FILE",
             &["model to draft for"],
         ),
         (
             eagle3(Eagle3::Short, GgmlType::Q4_0).unwrap(),
-            "a draft model for the model it was made for",
+            "a draft model; give it to the model it was made for",
             &["model to draft for"],
         ),
         (
