@@ -3,6 +3,7 @@
 mod graphs;
 
 use rocmforge_gguf::{GgmlType, Gguf};
+use rocmforge_gpu::{Event, Trace};
 use rocmforge_model::Model;
 use rocmforge_plan::{BatchSeq, Fusion, InputToken, Mirostat, SamplingParams};
 use rocmforge_testkit::models as synth;
@@ -88,6 +89,46 @@ fn run(backend: &mut GpuBackend, batch: Batch) -> Vec<RowOutput> {
     backend.submit(batch, Box::new(move |output| to.send(output).unwrap()));
     backend.finish(Wait::All);
     result.recv().unwrap().unwrap().rows
+}
+
+/// A single token of a mixture is routed in a launch with the norm before it. Of more, gate and up are converted in one with their
+/// activation.
+#[test]
+fn mixtures_take_fused_launches() {
+    let Some(gpu) = hopper() else { return };
+    // Norms of narrow rows are by teams otherwise, which have no such launch.
+    let gpu = gpu.with_variants("norms=block".parse().unwrap());
+    let writer = synth::model("qwen3moe", GgmlType::Q8_0).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let mut backend = backend(&gpu, &model, Graphs::Off);
+    let mut kernels = |batch: Batch| {
+        let origin = Event::new(&gpu).unwrap();
+        origin.record().unwrap();
+        let mut trace = Trace::new(&gpu);
+        let step = || {
+            run(&mut backend, batch);
+            Ok(())
+        };
+        trace.record(step).unwrap();
+        let times = trace.times(&origin).unwrap();
+        let mut names: Vec<&str> = times.iter().map(|time| time.kernel).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    };
+    let several = kernels(batch(0, |_| Want::Logits));
+    assert!(several.contains(&"gated_half_q8x32"), "{several:?}");
+    assert!(!several.contains(&"gated"), "{several:?}");
+    let mut one = batch(1, |_| Want::Logits);
+    one.tokens.truncate(1);
+    one.positions.truncate(1);
+    one.slots.truncate(1);
+    one.seqs.truncate(1);
+    one.logits.truncate(1);
+    let one = kernels(one);
+    assert!(one.contains(&"router_one"), "{one:?}");
+    assert!(!one.contains(&"route_one"), "{one:?}");
 }
 
 /// What OpenAI's clients send by default, with and without top-p and log-probabilities.
