@@ -14,7 +14,7 @@ use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 const TILE_ROWS: [usize; 3] = [4, 32, 128];
 
 /// `[n_tokens, n_experts, n_used]`, logits, weights, and the index of a padding token.
-const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 18] = {
+const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 19] = {
     use ExpertWeights::{Normalized, Scores};
     [
         ([1, 8, 2], Logits::Random, Normalized, None),
@@ -36,6 +36,8 @@ const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 18] = {
         ([8, 257, 32], Logits::Random, Scores, Some(3)),
         ([1, 200, 100], Logits::Random, Normalized, None),
         ([9, 300, 33], Logits::Crowd, Scores, None),
+        // More tokens than a block marks at once.
+        ([8196, 3, 2], Logits::Random, Normalized, Some(8193)),
     ]
 };
 
