@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use rocmforge_engine::speculate::{AssistantDrafter, DraftLength, Drafter, Wanted};
-use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Request, RequestId};
+use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Request};
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, TokenId, Writer};
 use rocmforge_model::{DraftsFor, Model, Purpose};
 use rocmforge_plan::{
@@ -13,9 +13,10 @@ use rocmforge_plan::{
 };
 use rocmforge_runtime::check::{self, Coverage, Extent, OpCheck};
 use rocmforge_runtime::gpu::GpuLayers;
-use rocmforge_runtime::{OpData, OpObserver, RuntimeError, Started, start, start_beside};
+use rocmforge_runtime::{OpData, OpObserver, Started, start, start_beside};
 use rocmforge_testkit::models::{self, prompt};
 
+use crate::common::drafter::{RightStarts, Watched};
 use crate::common::{apart, test_gpu};
 use crate::own_drafter::{Row, Tensors, devices};
 use crate::speculation::{config, greedy, run};
@@ -317,71 +318,6 @@ fn assistants_compute_what_they_are_defined_as() {
     }
 }
 
-/// Compares what a drafter drafts with steps by hand, of a model and a drafter of its own. Then every second draft begins with
-/// tokens that are right, so that the next one begins from the hidden values of any row.
-struct Compared {
-    drafter: AssistantDrafter,
-    target: Started,
-    by_hand: Started,
-    page: usize,
-    /// By request, the length of the prompt and the answer.
-    answers: Vec<(usize, Vec<TokenId>)>,
-    n_drafts: Arc<Mutex<usize>>,
-}
-
-impl Drafter for Compared {
-    fn name(&self) -> &'static str {
-        "compared"
-    }
-
-    fn needs_all(&self) -> bool {
-        self.drafter.needs_all()
-    }
-
-    fn most_sequences(&self) -> usize {
-        self.drafter.most_sequences()
-    }
-
-    fn takes_hidden(&self) -> bool {
-        self.drafter.takes_hidden()
-    }
-
-    fn computed(&mut self, request: RequestId, first: usize, hidden: &[f32]) {
-        self.drafter.computed(request, first, hidden);
-    }
-
-    fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
-        self.drafter.draft(wanted)?;
-        for one in wanted {
-            let (token, known) = one.tokens.split_last().unwrap();
-            let exports = compute(&self.target, self.page, known);
-            let width = exports.len() / known.len();
-            let mut hidden = exports[exports.len() - width..].to_vec();
-            let mut token = *token;
-            for &drafted in &one.draft {
-                let given = (token, &hidden[..]);
-                let (logits, next) = draft_one(&self.by_hand, self.page, known.len(), given);
-                (token, hidden) = (best(&logits), next);
-                assert_eq!(token, drafted, "after {} tokens", one.tokens.len());
-            }
-            assert_eq!(one.draft.len(), one.n_most);
-            let (n_prompt, answer) = &self.answers[one.request.0 as usize % self.answers.len()];
-            let right = &answer[one.tokens.len() - n_prompt..];
-            let mut n_drafts = self.n_drafts.lock().unwrap();
-            let n_right = [0, 2, 0, 1, 0, 3][*n_drafts % 6];
-            *n_drafts += 1;
-            for (drafted, right) in one.draft.iter_mut().zip(right).take(n_right) {
-                *drafted = *right;
-            }
-        }
-        Ok(())
-    }
-
-    fn end(&mut self, request: RequestId) {
-        self.drafter.end(request);
-    }
-}
-
 fn drafter_of(
     engine: &Engine,
     drafter: &Model,
@@ -435,49 +371,21 @@ fn llama_prompt() -> Vec<TokenId> {
 /// Drafts, and how many tokens come before each.
 type Notes = Arc<Mutex<Vec<(usize, Vec<TokenId>)>>>;
 
-/// Notes what is drafted.
-struct Noted(Box<dyn Drafter>, Notes);
-
-impl Drafter for Noted {
-    fn name(&self) -> &'static str {
-        "noted"
-    }
-
-    fn needs_all(&self) -> bool {
-        true
-    }
-
-    fn takes_hidden(&self) -> bool {
-        true
-    }
-
-    fn computed(&mut self, request: RequestId, first: usize, hidden: &[f32]) {
-        self.0.computed(request, first, hidden);
-    }
-
-    fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
-        self.0.draft(wanted)?;
-        let notes = wanted
-            .iter()
-            .map(|one| (one.tokens.len(), one.draft.clone()));
-        self.1.lock().unwrap().extend(notes);
-        Ok(())
-    }
-
-    fn end(&mut self, request: RequestId) {
-        self.0.end(request);
-    }
-}
-
 /// Goes on with [`llama_prompt`] as with `text`. Returns the drafts of three tokens after each token that is known then.
 pub(crate) fn drafts_in(
     engine: &mut Engine,
-    drafter: Box<dyn Drafter>,
+    drafter: impl Drafter + 'static,
     text: &[TokenId],
 ) -> Vec<Vec<TokenId>> {
     let noted = Notes::default();
-    let drafter = Noted(drafter, Arc::clone(&noted));
-    engine.speculate(Box::new(drafter), DraftLength::Always(3));
+    let notes = Arc::clone(&noted);
+    let watch = move |one: &mut Wanted<'_>| {
+        notes
+            .lock()
+            .unwrap()
+            .push((one.tokens.len(), one.draft.clone()));
+    };
+    engine.speculate(Box::new(Watched { drafter, watch }), DraftLength::Always(3));
     let prompt = llama_prompt();
     let found = run(engine, &[greedy(prompt.clone(), text.len())]);
     let found: Vec<TokenId> = found[0].iter().map(|(id, _)| *id).collect();
@@ -507,7 +415,7 @@ fn assistants_draft_what_llama_cpp_drafts() {
         };
         let mut engine = Engine::start(&target, None, &config).unwrap();
         let own = drafter_of(&engine, &drafter, &target, &config);
-        let found = drafts_in(&mut engine, Box::new(own), &text);
+        let found = drafts_in(&mut engine, own, &text);
         // The last ones are cut, so that no more tokens come than are wanted. In the third one of `gemma4_wide` the first token is
         // no more likely than another, by a thousandth.
         for (i, expected) in drafts.iter().take(20).enumerate() {
@@ -549,20 +457,28 @@ fn assistants_draft_from_the_cache_of_each_sequence_and_change_no_text() {
         let mut engine = engine();
         let of_target = start(&target, &config).unwrap();
         let by_hand = start_beside(&drafter, &config, of_target.executor.cache()).unwrap();
-        let n_drafts = Arc::new(Mutex::new(0));
-        let answers = requests.iter().zip(&expected);
-        let answers = answers.map(|(request, trace)| {
-            let ids = trace.iter().map(|(id, _)| *id);
-            (request.prompt.len(), ids.collect())
-        });
-        let answers = answers.collect();
-        let compared = Compared {
+        let starts = RightStarts::new(&requests, &expected);
+        let page = config.page;
+        let counted = starts.clone();
+        // Compares each draft with steps by hand, of a model and a drafter of their own.
+        let watch = move |one: &mut Wanted<'_>| {
+            let (token, known) = one.tokens.split_last().unwrap();
+            let exports = compute(&of_target, page, known);
+            let width = exports.len() / known.len();
+            let mut hidden = exports[exports.len() - width..].to_vec();
+            let mut token = *token;
+            for &drafted in &one.draft {
+                let given = (token, &hidden[..]);
+                let (logits, next) = draft_one(&by_hand, page, known.len(), given);
+                (token, hidden) = (best(&logits), next);
+                assert_eq!(token, drafted, "after {} tokens", one.tokens.len());
+            }
+            assert_eq!(one.draft.len(), one.n_most);
+            counted.put(one);
+        };
+        let compared = Watched {
             drafter: drafter_of(&engine, &drafter, &target, &config),
-            target: of_target,
-            by_hand,
-            page: config.page,
-            answers,
-            n_drafts: Arc::clone(&n_drafts),
+            watch,
         };
         engine.speculate(Box::new(compared), DraftLength::Always(3));
         for _ in 0..2 {
@@ -571,7 +487,7 @@ fn assistants_draft_from_the_cache_of_each_sequence_and_change_no_text() {
         }
         assert!(engine.stats().prefix.hits > 0);
         assert!(engine.drafter().unwrap().failure.is_none());
-        let n = *n_drafts.lock().unwrap();
+        let n = starts.n_drafts();
         let n_accepted = engine.stats().drafts.n_accepted;
         assert!(
             n > 40 && n_accepted > 30,

@@ -4,18 +4,19 @@
 
 use std::sync::{Arc, Mutex};
 
-use rocmforge_engine::speculate::{DraftLength, Drafter, ModelDrafter, Wanted};
-use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Request, RequestId};
+use rocmforge_engine::speculate::{DraftLength, ModelDrafter, Wanted};
+use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Request};
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, TokenId, Writer};
 use rocmforge_model::{DraftsFor, Model, Purpose};
 use rocmforge_plan::{Batch, KvType, Op, SamplingParams};
 use rocmforge_runtime::check::{self, Coverage, Extent, OpCheck};
 use rocmforge_runtime::gpu::GpuLayers;
-use rocmforge_runtime::{OpData, OpObserver, RuntimeError, Started, start};
+use rocmforge_runtime::{OpData, OpObserver, Started, start};
 use rocmforge_testkit::models::eagle3::{Eagle3, N_SHORT, eagle3, short_id};
 use rocmforge_testkit::models::{self, families, prompt};
 
 use crate::assistant::{best, compute, drafts_in, error, gguf};
+use crate::common::drafter::{RightStarts, Watched};
 use crate::common::test_gpu;
 use crate::own_drafter::{Row, Tensors, devices, logits};
 use crate::speculation::{config, greedy, run};
@@ -330,79 +331,12 @@ fn drafter_of(drafter: &Model, target: &Model, config: &EngineConfig) -> ModelDr
     ModelDrafter::eagle3(started, config.page, n_vocab, width, ids).with_least(0.0)
 }
 
-/// Compares what a drafter drafts with steps by hand, from the beginning of each sequence. Then most drafts begin with tokens that
-/// are right, so that the next one begins from the hidden values of any row.
-struct Compared {
-    drafter: ModelDrafter,
-    target: Started,
-    by_hand: Started,
-    page: usize,
-    output_ids: Option<Arc<[TokenId]>>,
-    /// By request, the length of the prompt and the answer.
-    answers: Vec<(usize, Vec<TokenId>)>,
-    n_drafts: Arc<Mutex<usize>>,
-}
-
-impl Compared {
-    /// Returns the token that the drafter finds most likely after `tokens`, and the hidden values that it makes of the last one.
-    fn next(&self, tokens: &[TokenId], hidden: &[f32]) -> (TokenId, Vec<f32>) {
-        let (found, exports) = logits(&self.by_hand, &tokens[1..], hidden);
-        let width = exports.len() / (tokens.len() - 1);
-        let id = best(&found);
-        let id = self.output_ids.as_ref().map_or(id, |ids| ids[id as usize]);
-        (id, exports[exports.len() - width..].to_vec())
-    }
-}
-
-impl Drafter for Compared {
-    fn name(&self) -> &'static str {
-        self.drafter.name()
-    }
-
-    fn needs_all(&self) -> bool {
-        self.drafter.needs_all()
-    }
-
-    fn most_sequences(&self) -> usize {
-        self.drafter.most_sequences()
-    }
-
-    fn takes_hidden(&self) -> bool {
-        self.drafter.takes_hidden()
-    }
-
-    fn computed(&mut self, request: RequestId, first: usize, hidden: &[f32]) {
-        self.drafter.computed(request, first, hidden);
-    }
-
-    fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
-        self.drafter.draft(wanted)?;
-        for one in wanted {
-            let known = &one.tokens[..one.tokens.len() - 1];
-            let mut hidden = compute(&self.target, self.page, known);
-            let mut tokens = one.tokens.to_vec();
-            for &drafted in &one.draft {
-                let (id, next) = self.next(&tokens, &hidden);
-                assert_eq!(id, drafted, "after {} tokens", tokens.len());
-                hidden.extend(next);
-                tokens.push(id);
-            }
-            assert_eq!(one.draft.len(), one.n_most);
-            let (n_prompt, answer) = &self.answers[one.request.0 as usize];
-            let right = &answer[one.tokens.len() - n_prompt..];
-            let mut n_drafts = self.n_drafts.lock().unwrap();
-            let n_right = [0, 2, 0, 1, 0, 3][*n_drafts % 6];
-            *n_drafts += 1;
-            for (drafted, right) in one.draft.iter_mut().zip(right).take(n_right) {
-                *drafted = *right;
-            }
-        }
-        Ok(())
-    }
-
-    fn end(&mut self, request: RequestId) {
-        self.drafter.end(request);
-    }
+/// Returns the token that the drafter `by_hand` finds most likely after `tokens`, and the hidden values that it makes of the last
+/// one.
+fn next_by_hand(by_hand: &Started, tokens: &[TokenId], hidden: &[f32]) -> (TokenId, Vec<f32>) {
+    let (found, exports) = logits(by_hand, &tokens[1..], hidden);
+    let width = exports.len() / (tokens.len() - 1);
+    (best(&found), exports[exports.len() - width..].to_vec())
 }
 
 /// Requests of several sequences, greedy and sampled.
@@ -442,31 +376,41 @@ fn eagle3_drafts_from_the_layers_of_each_sequence() {
         };
         let engine = || Engine::start(&target, None, &config).unwrap();
         let expected = run(&mut engine(), &requests);
-        let answers = requests.iter().zip(&expected);
-        let answers = answers.map(|(request, trace)| {
-            let ids = trace.iter().map(|(id, _)| *id);
-            (request.prompt.len(), ids.collect())
-        });
-        let n_drafts = Arc::default();
-        let by_hand = EngineConfig {
+        let starts = RightStarts::new(&requests, &expected);
+        let whole = EngineConfig {
             max_batch_tokens: 256,
             ..config.clone()
         };
-        let compared = Compared {
-            drafter: drafter_of(&drafter, &target, &by_hand),
-            target: start(&target, &by_hand).unwrap(),
-            by_hand: start(&drafter, &by_hand).unwrap(),
-            page: config.page,
-            output_ids: drafter.output_ids.clone(),
-            answers: answers.collect(),
-            n_drafts: Arc::clone(&n_drafts),
+        let of_target = start(&target, &whole).unwrap();
+        let by_hand = start(&drafter, &whole).unwrap();
+        let output_ids = drafter.output_ids.clone();
+        let page = config.page;
+        let counted = starts.clone();
+        // Compares each draft with steps by hand, from the beginning of the sequence.
+        let watch = move |one: &mut Wanted<'_>| {
+            let known = &one.tokens[..one.tokens.len() - 1];
+            let mut hidden = compute(&of_target, page, known);
+            let mut tokens = one.tokens.to_vec();
+            for &drafted in &one.draft {
+                let (id, next) = next_by_hand(&by_hand, &tokens, &hidden);
+                let id = output_ids.as_ref().map_or(id, |ids| ids[id as usize]);
+                assert_eq!(id, drafted, "after {} tokens", tokens.len());
+                hidden.extend(next);
+                tokens.push(id);
+            }
+            assert_eq!(one.draft.len(), one.n_most);
+            counted.put(one);
+        };
+        let compared = Watched {
+            drafter: drafter_of(&drafter, &target, &whole),
+            watch,
         };
         let mut engine = engine();
         engine.speculate(Box::new(compared), DraftLength::Always(3));
         assert!(run(&mut engine, &requests) == expected, "{kind:?}");
         let status = engine.drafter().unwrap();
         assert_eq!((status.name, status.failure), ("eagle3", None));
-        let n = *n_drafts.lock().unwrap();
+        let n = starts.n_drafts();
         let n_accepted = engine.stats().drafts.n_accepted;
         assert!(n > 30 && n_accepted > 20, "{n} drafts, {n_accepted} right");
     }
@@ -515,7 +459,7 @@ fn eagle3_drafts_what_llama_cpp_drafts() {
         };
         let mut engine = Engine::start(&target, None, &config).unwrap();
         let own = drafter_of(&drafter, &target, &config);
-        let found = drafts_in(&mut engine, Box::new(own), &TEXT);
+        let found = drafts_in(&mut engine, own, &TEXT);
         // The last ones are cut, so that no more tokens come than are wanted.
         for (i, expected) in drafts.iter().take(20).enumerate() {
             assert_eq!(found[i], expected, "{kind:?}: {i}");

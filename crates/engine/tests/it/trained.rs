@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use rocmforge_engine::speculate::{DraftLength, Drafter, ModelDrafter, Wanted};
-use rocmforge_engine::{Device, DraftCounts, Engine, EngineConfig, Request, RequestId};
+use rocmforge_engine::speculate::{DraftLength, ModelDrafter, Wanted};
+use rocmforge_engine::{Device, DraftCounts, Engine, EngineConfig, Request};
 use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
-use rocmforge_runtime::RuntimeError;
 use rocmforge_runtime::gpu::DeviceId;
 use rocmforge_testkit::data::{forge_mini_path, forge_mtp_path};
 
+use crate::common::drafter::Watched;
 use crate::common::{ids, load, models, read_json, test_gpu};
 use crate::speculation::{greedy, run};
 
@@ -28,45 +28,6 @@ const ALL: [usize; 2] = [3, 64];
 
 /// The first tokens of drafts, by the number of known tokens.
 type Drafts = Arc<Mutex<BTreeMap<usize, TokenId>>>;
-
-/// Notes what a drafter drafts for the only sequence.
-struct Noting {
-    drafter: ModelDrafter,
-    drafts: Drafts,
-}
-
-impl Drafter for Noting {
-    fn name(&self) -> &'static str {
-        self.drafter.name()
-    }
-
-    fn needs_all(&self) -> bool {
-        self.drafter.needs_all()
-    }
-
-    fn takes_hidden(&self) -> bool {
-        self.drafter.takes_hidden()
-    }
-
-    fn computed(&mut self, request: RequestId, first: usize, hidden: &[f32]) {
-        self.drafter.computed(request, first, hidden);
-    }
-
-    fn draft(&mut self, wanted: &mut [Wanted<'_>]) -> Result<(), RuntimeError> {
-        self.drafter.draft(wanted)?;
-        for one in wanted {
-            if let Some(&token) = one.draft.first() {
-                let mut drafts = self.drafts.lock().unwrap();
-                drafts.insert(one.tokens.len(), token);
-            }
-        }
-        Ok(())
-    }
-
-    fn end(&mut self, request: RequestId) {
-        self.drafter.end(request);
-    }
-}
 
 /// A prompt, and what PyTorch computes after it.
 struct Expected {
@@ -116,7 +77,13 @@ fn speculating(model: &Model, n: usize, device: Device, drafts: &Drafts) -> Engi
     let drafter = ModelDrafter::of_hidden(started, config.page, n_vocab, width).with_least(0.0);
     let mut engine = Engine::start(model, None, &config).unwrap();
     let drafts = Arc::clone(drafts);
-    engine.speculate(Box::new(Noting { drafter, drafts }), DraftLength::Always(n));
+    // Notes what is drafted for the only sequence.
+    let watch = move |one: &mut Wanted<'_>| {
+        if let Some(&token) = one.draft.first() {
+            drafts.lock().unwrap().insert(one.tokens.len(), token);
+        }
+    };
+    engine.speculate(Box::new(Watched { drafter, watch }), DraftLength::Always(n));
     engine
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod cases;
 pub(crate) mod device;
+pub(crate) mod drafter;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
