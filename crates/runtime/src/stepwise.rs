@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use rocmforge_cpu::Routing;
-use rocmforge_plan::{Batch, BufferId, KvShift, Side};
+use rocmforge_plan::{ActsId, Batch, BufferId, KvShift, Side};
 
 use crate::cpu::{ActsBuffer, LayerCache};
 use crate::error::RuntimeError;
@@ -16,6 +16,7 @@ pub trait Stepwise {
             side: Side::Cpu,
             n_ops: 1,
             undefined: Vec::new(),
+            unwritten: None,
         }
     }
 
@@ -43,6 +44,8 @@ pub struct Pass {
     pub n_ops: usize,
     /// Buffers that the separate operations write but this pass may leave undefined. Nothing reads them afterwards.
     pub undefined: Vec<BufferId>,
+    /// The same of activations.
+    pub unwritten: Option<ActsId>,
 }
 
 /// The values that a plan's operations read and write, except weights.
@@ -54,6 +57,19 @@ pub struct Memory<'a> {
     pub(crate) cache: Cow<'a, [LayerCache]>,
     /// By state, `[n_slots, len]`.
     pub(crate) states: Cow<'a, [Vec<f32>]>,
+}
+
+impl Memory<'_> {
+    /// Returns a copy that borrows nothing.
+    pub(crate) fn into_owned(self) -> Memory<'static> {
+        Memory {
+            buffers: Cow::Owned(self.buffers.into_owned()),
+            acts: Cow::Owned(self.acts.into_owned()),
+            routings: Cow::Owned(self.routings.into_owned()),
+            cache: Cow::Owned(self.cache.into_owned()),
+            states: Cow::Owned(self.states.into_owned()),
+        }
+    }
 }
 
 /// Values in rows of `width`.

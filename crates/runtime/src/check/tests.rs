@@ -7,7 +7,6 @@ use rocmforge_gguf::{GgmlType, Gguf, LoadMode};
 use rocmforge_gpu::DeviceInfo;
 
 use super::difference::{Difference, compare_rows, term_norms};
-use std::borrow::Cow;
 
 use rocmforge_plan::{KvShift, Side};
 
@@ -118,14 +117,7 @@ impl Stepwise for Wrong {
     fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
         self.backend.run_one(index, batch)?;
         if index == self.index {
-            let memory = self.backend.memory(batch)?;
-            let mut memory = Memory {
-                buffers: Cow::Owned(memory.buffers.into_owned()),
-                acts: Cow::Owned(memory.acts.into_owned()),
-                routings: Cow::Owned(memory.routings.into_owned()),
-                cache: Cow::Owned(memory.cache.into_owned()),
-                states: Cow::Owned(memory.states.into_owned()),
-            };
+            let mut memory = self.backend.memory(batch)?.into_owned();
             (self.harm)(&mut memory);
             self.backend.set_memory(&memory);
         }

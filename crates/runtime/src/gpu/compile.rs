@@ -172,6 +172,14 @@ impl Stage {
         }
     }
 
+    /// Returns the activations that the unfused operations write but this stage may leave as they are.
+    pub(crate) fn unwritten_acts(&self) -> Option<ActsId> {
+        match self {
+            Stage::Router { ops, .. } => Some(ops.norm.out),
+            _ => None,
+        }
+    }
+
     /// Returns the buffers that the unfused operations write but this stage leaves undefined.
     pub(crate) fn undefined(&self) -> Vec<BufferId> {
         match *self {

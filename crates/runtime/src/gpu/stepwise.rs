@@ -24,6 +24,7 @@ impl Stepwise for GpuBackend {
             side: Side::Gpu,
             n_ops: stage.ops().len(),
             undefined: stage.undefined(),
+            unwritten: stage.unwritten_acts(),
         }
     }
 

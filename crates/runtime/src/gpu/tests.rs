@@ -131,6 +131,23 @@ fn mixtures_take_fused_launches() {
     assert!(!one.contains(&"route_one"), "{one:?}");
 }
 
+/// What fused launches leave as it was is nothing that the check before the first use compares.
+#[test]
+fn mixtures_pass_the_check_before_the_first_use() {
+    let Some(gpu) = gpu() else { return };
+    let gpu = gpu.with_variants("norms=block".parse().unwrap());
+    let config = EngineConfig {
+        n_threads: Some(1),
+        ..EngineConfig::default()
+    };
+    let writer = synth::model("qwen3moe", GgmlType::Q8_0).unwrap().unwrap();
+    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let always = (&SelfCheck::Always, Graphs::On);
+    let (check, _) = FirstUse::due((&gpu, None), &model, &config, always).unwrap();
+    check.expect("always due").compare_operations(&gpu).unwrap();
+}
+
 /// What OpenAI's clients send by default, with and without top-p and log-probabilities.
 fn client_row(row: usize, index: u64) -> Want {
     Want::Sample(SampleRow {
