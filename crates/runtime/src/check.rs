@@ -154,7 +154,8 @@ pub fn check(
     for table in &mut plan.rope {
         table.settle(extent.n_ctx());
     }
-    let script = Script::new(tokens, extent.n_depth, config.page, extent.prompt_rows);
+    let rows = (extent.prompt_rows, None);
+    let script = Script::new(tokens, extent.n_depth, config.page, rows);
     let n_threads = config.n_threads.unwrap_or_else(default_threads);
     let on_cpu = |isa| CpuOptions {
         isa,
@@ -219,17 +220,27 @@ struct Script {
     /// Steps that only fill the KV cache of the checked backend.
     fill: Vec<Batch>,
     checked: [(Step, Batch); 3],
-    /// Positions of the longer prompt.
+    /// A prompt of which only linear attention in chunks is compared: the scalar path takes long for the products of so many
+    /// rows.
+    chunked: Option<Batch>,
+    /// Positions of the longest sequence.
     n_ctx: usize,
     n_blocks: usize,
 }
 
 impl Script {
-    /// Returns steps that compare `prompt_rows` tokens of two prompts, the first prompt after `n_depth` other tokens.
-    fn new(tokens: &[TokenId], n_depth: usize, page: usize, prompt_rows: [usize; 2]) -> Script {
+    /// Returns steps that compare `prompt_rows` tokens of two prompts, the first prompt after `n_depth` other tokens, and then
+    /// the chunks of `chunk_rows` more.
+    fn new(
+        tokens: &[TokenId],
+        n_depth: usize,
+        page: usize,
+        (prompt_rows, chunk_rows): ([usize; 2], Option<usize>),
+    ) -> Script {
         // The blocks of the second prompt follow those of the first.
         let [long, short] = prompt_rows;
-        let n_ctx = n_depth.saturating_add(long + 2);
+        let n_compared = n_depth.saturating_add(long + 2);
+        let n_ctx = n_compared.saturating_add(chunk_rows.unwrap_or(0));
         let first_blocks = [0, n_ctx.div_ceil(page)];
         let n_blocks = first_blocks[1] + (short + 1).div_ceil(page);
         let rows = |seqs: &[(usize, usize, usize)]| {
@@ -275,6 +286,7 @@ impl Script {
                 (Step::Decode, rows(&[(0, n_depth + long, 1), (1, short, 1)])),
                 (Step::Single, rows(&[(0, n_depth + long + 1, 1)])),
             ],
+            chunked: chunk_rows.map(|n_rows| rows(&[(0, n_compared, n_rows)])),
             n_ctx,
             n_blocks,
         }
@@ -298,7 +310,12 @@ fn compare(
     }
     let mut seen = HashSet::new();
     let mut checks = Vec::new();
-    for (step, batch) in &script.checked {
+    let all = script
+        .checked
+        .iter()
+        .map(|(step, batch)| (step, batch, false));
+    let chunked = { script.chunked.iter() }.map(|batch| (&Step::Prompt, batch, true));
+    for (step, batch, only_chunks) in all.chain(chunked) {
         for (range, pass) in &passes {
             // The result of a fused pass is that of its last operation, and is reported for it, or for gate and up.
             let (index, op) = (range.end - 1, &ops[range.end - 1]);
@@ -310,8 +327,13 @@ fn compare(
             let of_pass = ops[range.clone()]
                 .iter()
                 .map(|op| (op.name(), labels.shape_and_format(op)));
-            let is_new = seen.insert((*step, pass.side, of_pass.collect::<Vec<_>>()));
-            if !is_new && coverage == Coverage::Distinct {
+            let in_halves = checked.takes_halves(range.start, batch);
+            let is_linear =
+                { ops[range.clone()].iter() }.any(|op| matches!(op, Op::LinearAttention { .. }));
+            let of_pass = of_pass.collect::<Vec<_>>();
+            let is_new = seen.insert((*step, only_chunks, pass.side, of_pass));
+            let is_left_out = only_chunks && !(is_linear && in_halves);
+            if !is_new && coverage == Coverage::Distinct || is_left_out {
                 checked.run_one(range.start, batch)?;
                 continue;
             }
@@ -355,9 +377,6 @@ fn compare(
             }
             let floors = labels.floors(op, &expected);
             let mut error = difference(&got, &expected, labels.plan, &floors);
-            let in_halves = checked.takes_halves(range.start, batch);
-            let of_pass = &ops[range.clone()];
-            let is_linear = { of_pass.iter() }.any(|op| matches!(op, Op::LinearAttention { .. }));
             let is_converted = match op {
                 Op::NormQuantize { .. } => true,
                 // The conversion of a norm, or of gate and up, in the same pass.

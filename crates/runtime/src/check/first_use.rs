@@ -28,8 +28,6 @@ use rocmforge_plan::{Decay, Op, Placement, Plan, Side, StateRule};
 
 /// Compared tokens of two prompts: together more rows than a GEMV takes.
 const PROMPT_ROWS: [usize; 2] = [8, 2];
-/// The same where more rows of a sequence have a kernel of their own.
-const CHUNKED_ROWS: [usize; 2] = [CHUNK_ROWS, 2];
 /// Earlier tokens in the second KV-cache block; the first block is full.
 const ON_SECOND_BLOCK: usize = 8;
 
@@ -38,7 +36,8 @@ pub(crate) struct FirstUse<'a> {
     model: &'a Model,
     config: &'a EngineConfig,
     plan: Plan,
-    prompt_rows: [usize; 2],
+    /// Rows of a prompt that some layers compute in chunks, if any do.
+    chunk_rows: Option<usize>,
     /// The side of each operation, if the CPU runs some.
     placement: Option<Placement>,
     info: DeviceInfo,
@@ -64,8 +63,8 @@ impl<'a> FirstUse<'a> {
             SelfCheck::Always => None,
             SelfCheck::FirstUse(passed) => Some(Arc::clone(passed)),
         };
-        let prompt_rows = prompt_rows(&model.plan);
-        let needed = prompt_rows[0] + 1;
+        let chunk_rows = chunk_rows(&model.plan);
+        let needed = PROMPT_ROWS[0] + 1 + chunk_rows.unwrap_or(0);
         if model.config.n_positions.is_some_and(|n| n < needed) {
             // The context is too short for the check.
             return Ok((None, graphs));
@@ -104,7 +103,7 @@ impl<'a> FirstUse<'a> {
             model,
             config,
             plan,
-            prompt_rows,
+            chunk_rows,
             placement,
             info,
             graphs,
@@ -120,10 +119,11 @@ impl<'a> FirstUse<'a> {
     /// [`DeviceError::WrongGpu`] with the first operation that differs; device errors.
     pub(crate) fn compare_operations(&self, gpu: &Gpu) -> Result<(), RuntimeError> {
         let EngineConfig { page, isa, .. } = *self.config;
-        let prompt_rows = self.prompt_rows;
+        let n_chunk_rows = self.chunk_rows.unwrap_or(0);
         let most = self.model.config.n_positions.unwrap_or(usize::MAX);
-        let n_depth = (page + ON_SECOND_BLOCK).min(most - prompt_rows[0] - 1);
-        let script = Script::new(&tokens(self.model), n_depth, page, prompt_rows);
+        let n_depth = (page + ON_SECOND_BLOCK).min(most - PROMPT_ROWS[0] - 1 - n_chunk_rows);
+        let rows = (PROMPT_ROWS, self.chunk_rows);
+        let script = Script::new(&tokens(self.model), n_depth, page, rows);
         let mut plan = self.plan.clone();
         for table in &mut plan.rope {
             table.settle(script.n_ctx);
@@ -131,13 +131,15 @@ impl<'a> FirstUse<'a> {
         let n_threads = self.config.n_threads.unwrap_or_else(default_threads);
         let options = GpuOptions {
             n_ctx: script.n_ctx,
-            max_tokens: FILL_ROWS.min(n_depth).max(prompt_rows.iter().sum()),
-            max_logits: prompt_rows.len(),
-            max_sampled: prompt_rows.len(),
-            max_seqs: prompt_rows.len(),
+            max_tokens: { FILL_ROWS.min(n_depth) }
+                .max(PROMPT_ROWS.iter().sum())
+                .max(n_chunk_rows),
+            max_logits: PROMPT_ROWS.len(),
+            max_sampled: PROMPT_ROWS.len(),
+            max_seqs: PROMPT_ROWS.len(),
             page,
             n_blocks: script.n_blocks,
-            n_slots: prompt_rows.len(),
+            n_slots: PROMPT_ROWS.len(),
             kv_types: self.config.kv_types,
             batch_invariant: false,
             graphs: Graphs::Off,
@@ -151,7 +153,7 @@ impl<'a> FirstUse<'a> {
             page,
             n_blocks: script.n_blocks,
             kv_types: self.config.kv_types,
-            n_slots: prompt_rows.len(),
+            n_slots: PROMPT_ROWS.len(),
         };
         let mut checked: Box<dyn Stepwise> = match &self.placement {
             None => Box::new(GpuBackend::new(
@@ -222,8 +224,8 @@ pub(crate) fn verdict(info: &DeviceInfo, report: &Report) -> Result<(), RuntimeE
     }
 }
 
-/// Returns the compared tokens of two prompts.
-pub(super) fn prompt_rows(plan: &Plan) -> [usize; 2] {
+/// Returns how many rows of a prompt reach the kernels that take rows of a sequence in chunks, if a layer has one.
+pub(super) fn chunk_rows(plan: &Plan) -> Option<usize> {
     let may_chunk = |op: &Op| {
         matches!(
             op,
@@ -234,10 +236,7 @@ pub(super) fn prompt_rows(plan: &Plan) -> [usize; 2] {
             }
         )
     };
-    match plan.ops.iter().any(may_chunk) {
-        true => CHUNKED_ROWS,
-        false => PROMPT_ROWS,
-    }
+    plan.ops.iter().any(may_chunk).then_some(CHUNK_ROWS)
 }
 
 /// Returns `plan` without the layers whose operations repeat earlier kinds, shapes, formats and sides, and the sides of

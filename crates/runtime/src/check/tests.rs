@@ -5,6 +5,7 @@ use std::path::Path;
 use rocmforge_cpu::Pool;
 use rocmforge_gguf::{GgmlType, Gguf, LoadMode};
 use rocmforge_gpu::DeviceInfo;
+use rocmforge_gpu::ops::CHUNK_ROWS;
 
 use super::difference::{Difference, compare_rows, term_norms};
 
@@ -160,7 +161,7 @@ impl Stepwise for Rounding {
 #[test]
 fn only_prefill_may_round_quantized_cache_values() {
     let model = model();
-    let script = Script::new(&tokens(), 20, 16, PROMPT_ROWS);
+    let script = Script::new(&tokens(), 20, 16, (PROMPT_ROWS, None));
     let ops = &model.plan.ops;
     let attention = (0..ops.len()).filter(|&i| matches!(ops[i], Op::Attention { .. }));
     let attention: Vec<usize> = attention.collect();
@@ -212,7 +213,7 @@ fn only_prefill_may_round_quantized_cache_values() {
 #[test]
 fn detects_wrongly_rotated_keys() {
     let model = model();
-    let script = Script::new(&tokens(), 24, 16, [8, 2]);
+    let script = Script::new(&tokens(), 24, 16, ([8, 2], None));
     let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16.into()));
     for too_far in [0, 1] {
         let mut wrong = Wrong {
@@ -248,7 +249,7 @@ fn failures(model: &Model, index: usize, harm: fn(&mut Memory<'_>)) -> Vec<(Step
 
 /// Checks a backend that does `harm` after operation `index` of `plan`.
 fn check_wrong(model: &Model, plan: &Plan, index: usize, harm: fn(&mut Memory<'_>)) -> Report {
-    let script = Script::new(&tokens(), 20, 16, PROMPT_ROWS);
+    let script = Script::new(&tokens(), 20, 16, (PROMPT_ROWS, None));
     let backend = |isa| backend(model, plan, &script, (isa, KvType::F16.into()));
     let labels = Labels {
         plan,
@@ -286,18 +287,71 @@ fn names_only_the_wrong_operation() {
     }
 }
 
-/// The operations that keep states pass, and a state that is written wrongly is found.
-/// Prompts of the first check are long enough for the kernels that take rows of a sequence in chunks.
-#[test]
-fn first_prompts_reach_chunks() {
-    for (name, rows) in [("qwen35_wide", [32, 2]), ("mamba2", [8, 2])] {
-        let writer = families::model(name, GgmlType::Q8_0).unwrap().unwrap();
-        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
-        let model = Model::load(Arc::new(gguf)).unwrap();
-        assert_eq!(first_use::prompt_rows(&model.plan), rows, "{name}");
+/// A backend that takes linear attention of all prompts in chunks.
+struct InChunks {
+    backend: CpuBackend,
+    index: usize,
+}
+
+impl Stepwise for InChunks {
+    fn takes_halves(&self, index: usize, batch: &Batch) -> bool {
+        index == self.index && batch.tokens.len() >= CHUNK_ROWS
+    }
+
+    fn run_one(&mut self, index: usize, batch: &Batch) -> Result<(), RuntimeError> {
+        self.backend.run_one(index, batch)
+    }
+
+    fn run_shift(&mut self, shift: &KvShift) -> Result<(), RuntimeError> {
+        self.backend.run_shift(shift)
+    }
+
+    fn memory(&self, batch: &Batch) -> Result<Memory<'_>, RuntimeError> {
+        self.backend.memory(batch)
     }
 }
 
+/// The check before the first use has a prompt for the kernels that take rows of a sequence in chunks, and compares nothing
+/// else of it.
+#[test]
+fn first_uses_compare_chunks() {
+    for (name, rows) in [("qwen35_wide", Some(CHUNK_ROWS)), ("mamba2", None)] {
+        let writer = families::model(name, GgmlType::Q8_0).unwrap().unwrap();
+        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+        let model = Model::load(Arc::new(gguf)).unwrap();
+        let chunk_rows = first_use::chunk_rows(&model.plan);
+        assert_eq!(chunk_rows, rows, "{name}");
+        let tokens = synth::prompt(60, model.config.n_vocab);
+        let script = Script::new(&tokens, 24, 16, ([8, 2], chunk_rows));
+        let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16.into()));
+        let is_linear = |op: &Op| matches!(op, Op::LinearAttention { .. });
+        let index = model.plan.ops.iter().position(is_linear).unwrap();
+        let mut checked = InChunks {
+            backend: backend(Isa::detect()),
+            index,
+        };
+        let labels = Labels {
+            plan: &model.plan,
+            weights: &model.weights,
+            kv_types: KvType::F16.into(),
+        };
+        let mut oracle = backend(Isa::Scalar);
+        let report = compare(
+            &mut checked,
+            &mut oracle,
+            &script,
+            &labels,
+            Coverage::Distinct,
+        );
+        let report = report.unwrap();
+        assert_eq!(report.failures().count(), 0, "{name}");
+        let of_chunks = report.checks.iter().filter(|check| check.n_tokens > 10);
+        let found: Vec<usize> = of_chunks.map(|check| check.index).collect();
+        assert_eq!(found, Vec::from_iter(rows.map(|_| index)), "{name}");
+    }
+}
+
+/// The operations that keep states pass, and a state that is written wrongly is found.
 #[test]
 fn compares_states() {
     for name in ["lfm2", "qwen35_wide", "mamba2"] {
@@ -319,7 +373,7 @@ fn compares_states() {
         let mut ops = model.plan.ops.iter().enumerate();
         let keeps = ops.find(|(_, op)| op.state().is_some());
         let (index, _) = keeps.unwrap();
-        let script = Script::new(&tokens, 40, 16, PROMPT_ROWS);
+        let script = Script::new(&tokens, 40, 16, (PROMPT_ROWS, None));
         let backend = |isa| backend(&model, &model.plan, &script, (isa, KvType::F16.into()));
         let mut wrong = Wrong {
             backend: backend(Isa::detect()),
