@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use rocmforge_quantize::synthetic;
 
 use super::archs::all_types;
 use super::proof::{Proof, Words as _, output};
@@ -116,6 +117,20 @@ pub(super) fn variants(proof: &mut Proof) -> Result<()> {
             let flags = format!("--tokens 300 --batch 1 --decode 4 --kernel-variant {variant}");
             proof.step(proof.compare().words(&flags).arg(&file));
         }
+        fs::remove_file(file)?;
+    }
+    Ok(())
+}
+
+/// Checks four layers of each shape as before their first use: of fewer, models with states have none that attends.
+pub(super) fn first_use(proof: &mut Proof) -> Result<()> {
+    for shape in synthetic::SHAPES {
+        let file = proof.synthetic(shape.name, "Q4_K_M", Some(4))?;
+        let mut bench = proof.rocmforge("bench");
+        bench
+            .words("--gpu-check always -p 0 -n 2 -r 1 -m")
+            .arg(&file);
+        proof.step(&mut bench);
         fs::remove_file(file)?;
     }
     Ok(())

@@ -71,6 +71,8 @@ pub(super) static PARTS: &[Part] = parts! {
         "forge-mini against llama.cpp's golden results and the CPU backend: the packed files, and --types made from F16";
     "archs" 300 [Xtask] archs::run,
         "every architecture in every type, --layers of true widths, against the CPU backend";
+    "first-use" 240 [Xtask] models::first_use,
+        "the check before the first use: 4 layers of every shape in Q4_K_M";
     "mixture" 30 [Xtask] models::mixture,
         "prefill and decode speed of a MoE model";
     "logits" 900 [Xtask] models::logits,
