@@ -41,14 +41,23 @@ impl NewFile {
     /// # Errors
     /// If `path` exists and must not be replaced, or the folder is not writable.
     pub fn create(path: &Path, existing: Existing) -> io::Result<NewFile> {
-        let refuse = |text: &str| Err(io::Error::new(ErrorKind::AlreadyExists, text));
-        match fs::metadata(path) {
-            Ok(found) if found.is_dir() => return refuse("it is a directory; give a file name"),
-            Ok(found) if !found.is_file() => return refuse("it is a pipe or a device, not a file"),
-            Ok(_) if existing == Existing::Keep => {
-                return refuse("it already exists; use another name, or allow replacing it");
-            }
-            _ => {}
+        let refused = match fs::metadata(path) {
+            Ok(found) if found.is_dir() => Some((
+                ErrorKind::IsADirectory,
+                "it is a directory; give a file name",
+            )),
+            Ok(found) if !found.is_file() => Some((
+                ErrorKind::InvalidInput,
+                "it is a pipe or a device; give the name of a file",
+            )),
+            Ok(_) if existing == Existing::Keep => Some((
+                ErrorKind::AlreadyExists,
+                "it already exists; use another name, or allow replacing it",
+            )),
+            _ => None,
+        };
+        if let Some((kind, text)) = refused {
+            return Err(io::Error::new(kind, text));
         }
         let Some(name) = path.file_name() else {
             return Err(io::Error::new(

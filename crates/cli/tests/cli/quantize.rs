@@ -156,7 +156,7 @@ fn errors_leave_nothing_behind() {
         "Q8_0",
         "--force",
     ])
-    .fails(1, "directory");
+    .fails(1, "it is a directory; give a file name\n");
     run(&[
         "quantize",
         folder.path("model.gguf").to_str().unwrap(),
