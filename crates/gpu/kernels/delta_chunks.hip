@@ -15,15 +15,12 @@
 // chunks through them: the results of a product are operands of the next one. Four other waves prepare the next chunk
 // meanwhile: keys and queries as f16, T and P. Both kinds meet twice per chunk.
 //
-// Sums are f32. Operands are each the sum of two f16, the second being the rounding error of the first: three products instead
-// of one, with an error near that of f32 (tests/it/delta_chunks.rs). With rounded ones, errors of outputs and states over
-// 8,000 rows were 1e-3 of the largest value in their column, and 4e-3 where keys are alike. Columns are scaled by powers of
-// two, so that neither large nor small values leave the range of f16; keys are about as long as normed ones.
+// Operands are sums of two f16 (linear_chunks.h). Columns are scaled by powers of two, so that neither large nor small values
+// leave the range of f16; keys are about as long as normed ones.
 //
 // Shared memory: two places for keys and queries of a chunk in two parts, 16 rows of (2 WIDTH + 16) bytes each, T and P, with
 // factors of rows, and A in f32: 42,432 bytes for keys of 128 values.
-#include "operands.h"
-#include "recurrent.h"
+#include "delta_rule.h"
 
 constexpr u32 N_WAVES = 8;
 constexpr u32 THREADS = N_WAVES * WARP_SIZE;
@@ -35,73 +32,14 @@ EXPORT_U32(chunk_threads, THREADS)
 #endif
 
 #if !defined(MMA_DOT)
-constexpr u32 CHUNK = 16;
-constexpr u32 COLUMN_WAVES = 4, KEY_WAVES = N_WAVES - COLUMN_WAVES;
-// COLUMNS as in src/ops/recurrent.rs.
-constexpr u32 KEY_THREADS = KEY_WAVES * WARP_SIZE, COLUMNS = COLUMN_WAVES * 16;
-
-// The waves of a block meet. At one place in the source, since both kinds of waves have a loop of their own.
-DEV void meet() { shared_barrier(); }
-
-// The rounding errors of two numbers as f16. By the conversion of two, which the rounded numbers need, too.
-DEV void errors_of(const float* x, float* to) {
-    const u32 both = pack_halves(x[0], x[1]);
-    to[0] = x[0] - h2f((u16)both);
-    to[1] = x[1] - h2f((u16)(both >> 16));
-}
-
-// An operand in two parts: rounded values and their rounding errors.
-template <typename Operand> struct Parts {
-    Operand high, low;
-};
-// The values of a tile of results.
-DEV Parts<QueryOperand> parts_of(const float* x) {
-    float low[ELEMENTS];
-#pragma unroll
-    for (u32 e = 0; e < ELEMENTS; e += 2) errors_of(x + e, low + e);
-    return {weight_operand(x, nullptr), weight_operand(low, nullptr)};
-}
-
-// A product of two parts each. Its sums do not wait for each other.
-struct Product {
-    Tile::Acc sums[3] = {Tile::zero(), Tile::zero(), Tile::zero()};
-
-    DEV_MEMBER void add(const Parts<QueryOperand>& x, const Parts<KeyOperand>& y) {
-        mac(sums[0], x.high, y.high);
-        mac(sums[1], x.low, y.high);
-        mac(sums[2], x.high, y.low);
-    }
-    DEV_MEMBER float value(u32 e) const { return sums[0].v[e] + (sums[1].v[e] + sums[2].v[e]); }
-};
-
-// The chunks of a sequence: they end where a copy of the state is kept.
-struct Division {
-    u32 n_rows;
-    u32 n_kept;
-    const KeptState* kept;
-
-    DEV_MEMBER Division(const LinearParams& p, u32 seq)
-        : n_rows(uniform(p.seqs[seq].n_rows)), n_kept(uniform(p.places[seq].n_kept)),
-          kept(p.kept + p.places[seq].first_kept) {}
-
-    // The number of rows of the chunk that begins at `row`.
-    DEV_MEMBER u32 rows_from(u32 row) const {
-        u32 end = n_rows;
-        for (u32 i = 0; i < n_kept; i++) {
-            const u32 next = uniform(kept[i].n_rows);
-            if (next > row) {
-                end = next;
-                break;
-            }
-        }
-        return min_of(CHUNK, end - row);
-    }
-};
+constexpr u32 KEY_WAVES = N_WAVES - COLUMN_WAVES, KEY_THREADS = KEY_WAVES * WARP_SIZE;
+// COLUMNS as in src/ops/chunks.rs.
+constexpr u32 COLUMNS = COLUMN_WAVES * 16;
 
 template <u32 WIDTH> struct Chunks {
     static constexpr u32 STEPS = WIDTH / 16;
-    static constexpr u32 PITCH = WIDTH * 2 + 16, SQUARE_PITCH = CHUNK * 2 + 16;
-    static constexpr u32 KEY_BYTES = CHUNK * PITCH, SQUARE_BYTES = CHUNK * SQUARE_PITCH;
+    static constexpr u32 PITCH = WIDTH * 2 + 16;
+    static constexpr u32 KEY_BYTES = CHUNK * PITCH;
     // What waves with columns read of a chunk: keys, queries, T and P, each with its rounding errors, and the factors of rows.
     static constexpr u32 QUERIES_AT = 2 * KEY_BYTES, SOLVE_AT = 4 * KEY_BYTES, SCORES_AT = SOLVE_AT + 2 * SQUARE_BYTES;
     static constexpr u32 FACTORS_AT = SCORES_AT + 2 * SQUARE_BYTES;
@@ -110,22 +48,17 @@ template <u32 WIDTH> struct Chunks {
     static constexpr u32 SUMS_AT = 2 * PLACE_BYTES, BLOCK_AT = SUMS_AT + CHUNK * 4;
     static constexpr u32 BYTES = BLOCK_AT + CHUNK * CHUNK * 4;
     static_assert(BYTES <= 48 * 1024, "memory of a block");
-    // RDNA has few registers for operands that are loaded early.
-#if defined(GPU_GFX11) || defined(GPU_GFX12)
-    static constexpr bool SHORT = true;
-#else
-    static constexpr bool SHORT = false;
-#endif
 
     const LinearParams& p;
     u8* memory;
-    Division division;
+    Division<CHUNK> division;
     u32 seq, head, first_row;
 
     static DEV_MEMBER void run(const LinearParams& p) {
-        SHARED(u8, memory, BYTES);
+        SHARED(
+        u8, memory, BYTES);
         const u32 seq = bid_y();
-        const Division division(p, seq);
+        const Division<CHUNK> division(p, seq);
         if (division.n_rows <= p.n_short) return;
         const Chunks chunks = {p, memory, division, seq, bid_x() / p.n_groups, p.seqs[seq].first_row};
         const u32 of_wave = uniform(wave());
@@ -172,16 +105,6 @@ template <u32 WIDTH> struct Chunks {
         to.beta = thread < n ? p.beta[index] : 0.0f;
     }
 
-    static DEV_MEMBER u32x2 halves(const Quad& x) {
-        return {{pack_halves(x.v[0], x.v[1]), pack_halves(x.v[2], x.v[3])}};
-    }
-    static DEV_MEMBER Quad errors_of_quad(const Quad& x) {
-        Quad errors;
-        errors_of(x.v, errors.v);
-        errors_of(x.v + 2, errors.v + 2);
-        return errors;
-    }
-
     // Moves a chunk to shared memory, with the sums of its decays.
     DEV_MEMBER void put(const Loaded& from, u32 half, u32 of_wave, u32 thread) const {
         u8* keys = place(half);
@@ -189,10 +112,8 @@ template <u32 WIDTH> struct Chunks {
         for (u32 i = 0; i < N_QUADS; i++) {
             const u32 at = (i * KEY_THREADS + thread) * QUAD;
             u8* to = keys + at / WIDTH * PITCH + at % WIDTH * 2;
-            store8(to, halves(from.k[i]));
-            store8(to + KEY_BYTES, halves(errors_of_quad(from.k[i])));
-            store8(to + QUERIES_AT, halves(from.q[i]));
-            store8(to + QUERIES_AT + KEY_BYTES, halves(errors_of_quad(from.q[i])));
+            store_quad_parts(to, KEY_BYTES, from.k[i]);
+            store_quad_parts(to + QUERIES_AT, KEY_BYTES, from.q[i]);
         }
         if (of_wave != 0) return;
         // e^-100 is nothing; sums of greater decays would lose bits of those after them.
@@ -213,27 +134,16 @@ template <u32 WIDTH> struct Chunks {
     // e^(g_i - g_j), or 0 for a row after i.
     DEV_MEMBER float between(u32 i, u32 j) const { return j <= i ? exp_of(sums()[i] - sums()[j]) : 0.0f; }
 
-    // Both parts of 16 values of the rows of a chunk. As operands, rows are the same as columns.
-    static DEV_MEMBER Parts<KeyOperand> load_parts(const u8* rows) {
-        return {load_key(rows, PITCH), load_key(rows + KEY_BYTES, PITCH)};
-    }
-    // Both parts of T or P.
-    static DEV_MEMBER Parts<KeyOperand> load_square(const u8* square) {
-        return {load_key(square, SQUARE_PITCH), load_key(square + SQUARE_BYTES, SQUARE_PITCH)};
-    }
-    static DEV_MEMBER void store_parts(u8* square, u32 row, u32 column, float x) {
-        u8* to = square + row * SQUARE_PITCH + column * 2;
-        *(u16*)to = f2h(x);
-        *(u16*)(to + SQUARE_BYTES) = f2h(x - h2f(f2h(x)));
-    }
+    // Both parts of 16 values of the rows of a chunk.
+    static DEV_MEMBER Parts<KeyOperand> load_keys(const u8* rows) { return load_parts(rows, PITCH, KEY_BYTES); }
 
     // The products of keys, and T.
     DEV_MEMBER void multiply_keys(u32 half) const {
         const u8* keys = place(half);
-        Product product;
+        Product<3> product;
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++) {
-            const Parts<KeyOperand> key = load_parts(keys + i * 32);
+            const Parts<KeyOperand> key = load_keys(keys + i * 32);
             product.add(key, key);
         }
         float* a = block();
@@ -243,34 +153,18 @@ template <u32 WIDTH> struct Chunks {
             a[row * CHUNK + key] = between(row, key) * betas(half)[row] * product.value(e);
         }
         wave_barrier(a, CHUNK * CHUNK * 4);
-        // Each lane has a column of T, by substitution.
-        const u32 column = lane() % CHUNK;
-        float t[CHUNK];
-#pragma unroll
-        for (u32 i = 0; i < CHUNK; i++) {
-            t[i] = i == column ? 1.0f : 0.0f;
-#pragma unroll
-            for (u32 first = 0; first < i; first += QUAD) {
-                const Quad of_row = bits<Quad>(load16(a + i * CHUNK + first));
-#pragma unroll
-                for (u32 j = 0; j < QUAD; j++)
-                    if (first + j < i) t[i] = fma(-of_row.v[j], t[first + j], t[i]);
-            }
-        }
-        if (lane() >= CHUNK) return;
-#pragma unroll
-        for (u32 i = 0; i < CHUNK; i++) store_parts(place(half) + SOLVE_AT, i, column, t[i]);
+        invert(a, place(half) + SOLVE_AT);
     }
     // P.
     DEV_MEMBER void multiply_queries(u32 half) const {
         const u8* keys = place(half);
-        Product product;
+        Product<3> product;
 #pragma unroll
-        for (u32 i = 0; i < STEPS; i++) product.add(load_parts(keys + QUERIES_AT + i * 32), load_parts(keys + i * 32));
+        for (u32 i = 0; i < STEPS; i++) product.add(load_keys(keys + QUERIES_AT + i * 32), load_keys(keys + i * 32));
 #pragma unroll
         for (u32 e = 0; e < ELEMENTS; e++) {
             const u32 row = query_of(query_index(e)), key = other_of(e);
-            store_parts(place(half) + SCORES_AT, row, key, between(row, key) * product.value(e));
+            store_square(place(half) + SCORES_AT, row, key, between(row, key) * product.value(e));
         }
     }
 
@@ -305,129 +199,43 @@ template <u32 WIDTH> struct Chunks {
         }
     }
 
-    // The state of 16 columns times `scale`, a power of two for each column.
-    struct Columns {
-        Tile::Acc s[STEPS];
-        float scale[N_QUERIES], inverse[N_QUERIES];
-    };
-
-    // From a thread's first value to another one of a tile: rows of the chunk, or values of a key.
-    static DEV_MEMBER u32 distance(u32 e) { return other_of(e) - other_of(0); }
-
-    // Calls `f(accumulator, element, address)` for each value of the state in a slot. A block of a state has 32 columns.
-    template <typename F> DEV_MEMBER void each(u32 slot, u32 first, F f) const {
-        const u32 column = compared_here(first + query_of(0));
-        float* of_head = p.states + ((u64)slot * p.shape.n_heads + head) * p.shape.head_len();
-        float* of_thread = of_head + column / 32 * 32 * WIDTH + column % 32 + other_of(0) * 32;
-#pragma unroll
-        for (u32 i = 0; i < STEPS; i++)
-#pragma unroll
-            for (u32 e = 0; e < ELEMENTS; e++)
-                f(i, e, of_thread + (i * 16 + distance(e)) * 32 + query_of(query_index(e)) - query_of(0));
-    }
-    DEV_MEMBER void keep(const Columns& columns, u32 slot, u32 first) const {
-        each(slot, first, [&](u32 i, u32 e, float* to) { *to = columns.s[i].v[e] * columns.inverse[query_index(e)]; });
-    }
-
-    // Calls `f(element, row, offset)` for each value of a chunk: its row there, and where it is in v and out from the chunk's
-    // first row and the head on. Rows from `n` on have the place of the last one.
-    template <typename F> DEV_MEMBER void each_value(u32 n, u32 first, F f) const {
-        const u32 stride = p.shape.n_heads * p.shape.v_dim, begin = compared_here(other_of(0));
-#pragma unroll
-        for (u32 e = 0; e < ELEMENTS; e++) {
-            const u32 row = begin + distance(e);
-            f(e, row, min_of(row, n - 1) * stride + first + query_of(query_index(e)));
-        }
-    }
-    // The offset of a row and the head in v and out.
-    DEV_MEMBER u64 offset_of(u32 row) const {
-        return ((u64)(first_row + row) * p.shape.n_heads + head) * p.shape.v_dim;
-    }
-
-    DEV_MEMBER void load_values(Tile::Acc& v, u32 row, u32 n, u32 first) const {
-        if (n == 0) return;
-        const float* from = p.v + offset_of(row);
-        each_value(n, first, [&](u32 e, u32 of_chunk, u32 at) {
-            const float value = from[at];
-            v.v[e] = of_chunk < n ? value : 0.0f;
-        });
-    }
-
-    DEV_MEMBER void write(const Columns& columns, const Tile::Acc& out, u32 row, u32 n, u32 first) const {
-        float* to = p.out + offset_of(row);
-        each_value(n, first, [&](u32 e, u32 of_chunk, u32 at) {
+    static DEV_MEMBER void write(const HeadColumns& of, const Columns<WIDTH>& columns, const Tile::Acc& out, u32 row,
+                                 u32 n) {
+        float* to = of.p.out + of.offset_of(row);
+        of.each_value(n, [&](u32 e, u32 of_chunk, u32 at) {
             if (of_chunk < n) to[at] = out.v[e] * columns.inverse[query_index(e)];
         });
     }
 
-    // Scales columns so that the largest of their values in the state and in `v` is from 32 to 64. In products of 16 rows and
-    // keys that are not much longer than 1, nothing then exceeds f16; and the smallest normal f16 is 2^-19 of it.
-    static DEV_MEMBER void rescale(Columns& columns, const Tile::Acc& v) {
-        float most[N_QUERIES] = {};
-#pragma unroll
-        for (u32 i = 0; i < STEPS; i++)
-#pragma unroll
-            for (u32 e = 0; e < ELEMENTS; e++)
-                most[query_index(e)] = max_of(most[query_index(e)], __builtin_fabsf(columns.s[i].v[e]));
-#pragma unroll
-        for (u32 i = 0; i < N_QUERIES; i++) most[i] *= columns.inverse[i];
-#pragma unroll
-        for (u32 e = 0; e < ELEMENTS; e++) most[query_index(e)] = max_of(most[query_index(e)], __builtin_fabsf(v.v[e]));
-        float factor[N_QUERIES];
-#pragma unroll
-        for (u32 i = 0; i < N_QUERIES; i++) {
-            const u32 exponent = bits<u32>(reduce_lanes<Max, SAME_FROM, SAME_TO>(most[i])) >> 23;
-            // 2^5 divided by that power of two, within what has an inverse.
-            const u32 wanted = min_of(259 - min_of(exponent, 254u), 253u);
-            factor[i] = bits<float>(wanted << 23) * columns.inverse[i];
-            columns.scale[i] = bits<float>(wanted << 23);
-            columns.inverse[i] = bits<float>((254 - wanted) << 23);
-        }
-#pragma unroll
-        for (u32 i = 0; i < STEPS; i++)
-#pragma unroll
-            for (u32 e = 0; e < ELEMENTS; e++) columns.s[i].v[e] *= factor[query_index(e)];
-    }
-
     // r = beta (V - e^g K S) and out = e^g Q S, both times the scale of columns.
-    static DEV_MEMBER void apply_state(const Columns& columns, const u8* keys, const float* factors, const Tile::Acc& v,
-                                       Tile::Acc& r, Tile::Acc& out) {
-        Product known, found;
+    static DEV_MEMBER void apply_state(const Columns<WIDTH>& columns, const u8* keys, const float* factors,
+                                       const Tile::Acc& v, Tile::Acc& r, Tile::Acc& out) {
+        Product<3> known, found;
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++) {
             const Parts<QueryOperand> s = parts_of(columns.s[i].v);
-            known.add(s, load_parts(keys + i * 32));
-            found.add(s, load_parts(keys + QUERIES_AT + i * 32));
-            hold_loads<SHORT>();
+            known.add(s, load_keys(keys + i * 32));
+            found.add(s, load_keys(keys + QUERIES_AT + i * 32));
+            hold_loads<SHORT_OF_REGISTERS>();
         }
         factors += compared_here(other_of(0));
 #pragma unroll
         for (u32 e = 0; e < ELEMENTS; e++) {
-            const u32 row = distance(e);
+            const u32 row = row_distance(e);
             const float value = v.v[e] * columns.scale[query_index(e)];
             r.v[e] = factors[2 * CHUNK + row] * fma(-factors[row], known.value(e), value);
             out.v[e] = factors[row] * found.value(e);
         }
     }
 
-    // U = T r, in place of r, and out += P U.
-    static DEV_MEMBER void solve(const u8* place, Tile::Acc& r, Tile::Acc& out) {
-        Product u, of_chunk;
-        u.add(parts_of(r.v), load_square(place + SOLVE_AT));
-#pragma unroll
-        for (u32 e = 0; e < ELEMENTS; e++) r.v[e] = u.value(e);
-        of_chunk.add(parts_of(r.v), load_square(place + SCORES_AT));
-#pragma unroll
-        for (u32 e = 0; e < ELEMENTS; e++) out.v[e] += of_chunk.value(e);
-    }
-
     // S <- e^(g_n) S + sum of e^(g_n - g_j) k_j u_j^T.
-    static DEV_MEMBER void change_state(Columns& columns, const u8* keys, const float* factors, const Tile::Acc& u) {
+    static DEV_MEMBER void change_state(Columns<WIDTH>& columns, const u8* keys, const float* factors,
+                                        const Tile::Acc& u) {
         const float all = factors[CHUNK - 1];
         const float* until_end = factors + CHUNK + compared_here(other_of(0));
         float d[ELEMENTS];
 #pragma unroll
-        for (u32 e = 0; e < ELEMENTS; e++) d[e] = u.v[e] * until_end[distance(e)];
+        for (u32 e = 0; e < ELEMENTS; e++) d[e] = u.v[e] * until_end[row_distance(e)];
         const Parts<QueryOperand> parts = parts_of(d);
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++) {
@@ -438,50 +246,44 @@ template <u32 WIDTH> struct Chunks {
             mac(s, parts.high, Tile::load_b_transposed(keys + KEY_BYTES + i * 32, PITCH));
             mac(s, parts.low, key);
             mac(s, parts.high, key);
-            hold_loads<SHORT>();
+            hold_loads<SHORT_OF_REGISTERS>();
         }
     }
 
-    DEV_MEMBER void pass_columns(u32 first) const {
+    DEV_MEMBER void pass_columns(u32 column) const {
         const SeqState of_seq = p.places[seq];
-        Columns columns;
-#pragma unroll
-        for (u32 i = 0; i < STEPS; i++) columns.s[i] = Tile::zero();
-#pragma unroll
-        for (u32 i = 0; i < N_QUERIES; i++) columns.scale[i] = columns.inverse[i] = 1.0f;
-        if (of_seq.start != NO_SLOT)
-            each(of_seq.start, first, [&](u32 i, u32 e, const float* from) { columns.s[i].v[e] = *from; });
-        u32 n_done = 0;
-        auto keep_after = [&](u32 row) {
-            for (; n_done < division.n_kept && uniform(division.kept[n_done].n_rows) == row; n_done++)
-                keep(columns, division.kept[n_done].slot, first);
-        };
-        keep_after(0);
+        const HeadColumns of = {p, head, first_row, column, 0};
+        Columns<WIDTH> columns;
+        columns.clear();
+        if (of_seq.start != NO_SLOT) columns.load(of, of_seq.start);
+        Copies<WIDTH> copies;
+        copies.keep_after(0, division, of, columns);
         u32 n = division.rows_from(0);
-        Tile::Acc v = Tile::zero(), r, out;
-        load_values(v, 0, n, first);
+        Tile::Acc v[1] = {Tile::zero()}, r, out;
+        of.load(v[0], 0, n);
         // The first chunk is prepared.
         meet();
         meet();
         for (u32 row = 0, half = 0; row < division.n_rows; half ^= 1) {
             const u8* of_chunk = place(half);
             const float* factors = since_start(half);
-            rescale(columns, v);
-            apply_state(columns, of_chunk, factors, v, r, out);
+            columns.rescale(v);
+            apply_state(columns, of_chunk, factors, v[0], r, out);
             meet();
             const u32 after = row + n, n_next = division.rows_from(after);
-            load_values(v, after, n_next, first);
-            hold_loads<SHORT>();
-            solve(of_chunk, r, out);
-            write(columns, out, row, n, first);
-            hold_loads<SHORT>();
+            of.load(v[0], after, n_next);
+            hold_loads<SHORT_OF_REGISTERS>();
+            solve(of_chunk + SOLVE_AT, r);
+            add_chunk(of_chunk + SCORES_AT, parts_of(r.v), out);
+            write(of, columns, out, row, n);
+            hold_loads<SHORT_OF_REGISTERS>();
             change_state(columns, of_chunk, factors, r);
-            keep_after(after);
+            copies.keep_after(after, division, of, columns);
             row = after;
             n = n_next;
             meet();
         }
-        keep(columns, of_seq.slot, first);
+        columns.keep(of, of_seq.slot);
     }
 };
 #endif

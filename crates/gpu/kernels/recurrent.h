@@ -162,7 +162,7 @@ struct LinearParams {
     LinearShape shape;
     // Blocks of threads per head.
     u32 n_groups;
-    // Sequences with up to so many rows are passed row by row (recurrent.hip), those with more in chunks (delta_chunks.hip).
+    // Sequences with up to so many rows are passed row by row (recurrent.hip), those with more in chunks (linear_chunks.h).
     u32 n_short;
     FIELDS(q, k, v, decay, beta, rates, states, out, seqs, places, kept, shape, n_groups, n_short)
 };
