@@ -4,6 +4,7 @@ use super::argmax::ArgmaxKernels;
 use super::attend::AttendKernels;
 use super::attention::{DecodeKernels, PrefillKernels};
 use super::channel_layer::ChannelLayerKernels;
+use super::chunks::{DeltaChunks, SsdChunks};
 use super::elementwise::ElementwiseKernels;
 use super::expand::ExpandKernels;
 use super::formats::{PerFormat, format_modules};
@@ -15,7 +16,7 @@ use super::linear_layer::LinearLayerKernels;
 use super::mask::MaskKernels;
 use super::mxfp6::Mxfp6Kernels;
 use super::norm::NormKernels;
-use super::recurrent::{DeltaChunks, RecurrentKernels};
+use super::recurrent::RecurrentKernels;
 use super::rope_kv::RopeKvKernels;
 use super::router::RouterKernels;
 use super::routing::ExpertsKernels;
@@ -89,6 +90,7 @@ modules! {
         sample: SampleKernels,
         sample_all: SampleAllKernels,
         selftest: SelfTestKernels,
+        ssd_chunks: SsdChunks,
         step_io: StepIoKernels,
         streams: StreamsKernels,
     }

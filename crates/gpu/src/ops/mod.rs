@@ -5,6 +5,7 @@ mod attend;
 mod attention;
 mod attention_params;
 mod channel_layer;
+mod chunks;
 mod elementwise;
 mod expand;
 mod formats;
@@ -41,6 +42,7 @@ pub use attention::{
 };
 pub(crate) use attention::{DecodeExtents, check_heads};
 pub use channel_layer::{ChannelFactors, ChannelInput, channel_decode, takes_channels};
+pub use chunks::{CHUNK_ROWS, has_chunks, is_in_chunks};
 pub use elementwise::{
     activate, add, add_gated, copy_part, gated_activation, scale, scale_rows, select_rows, soft_cap,
 };
@@ -69,9 +71,7 @@ pub use products::{
     ExpertGated, expert_gated_products, expert_gated_products_quantized, expert_products,
     gated_products, gated_products_quantized, head_products, products,
 };
-pub use recurrent::{
-    CHUNK_ROWS, Conv, causal_conv, check_linear_heads, is_in_chunks, linear_attention,
-};
+pub use recurrent::{Conv, causal_conv, check_linear_heads, linear_attention};
 pub(crate) use rope_kv::check_append;
 pub use rope_kv::{
     HeadNorms, LatentRopeKv, RopeKv, RopeStyle, Rotation, kv_append, latent_rope_kv, rope, rope_kv,

@@ -1,12 +1,11 @@
-//! Operations that keep a state of each sequence (`kernels/recurrent.hip`, `kernels/delta_chunks.hip`).
-
-use std::sync::OnceLock;
+//! Operations that keep a state of each sequence (`kernels/recurrent.hip`, and those of `chunks.rs`).
 
 use rocmforge_plan::{ConvForm, Decay, KeySharing, LinearHeads, LinearInputs, StateRule};
 
+use super::chunks;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernel::{AnyKernel, Kernel, KernelTable, Table, kernels, layout};
+use crate::kernel::{Table, kernels, layout};
 use crate::limit::{Limit, MAX_GRID};
 use crate::memory::{Address, Slice};
 use crate::step::{KeptState, SeqRows, SeqState, States, Step};
@@ -20,12 +19,6 @@ const CONV_ROWS: usize = 16;
 const THREADS: usize = 128;
 /// Values of a column of a state that a thread of `linear_attention` holds.
 const HELD: usize = 32;
-/// Columns of a state that a block of `delta_chunks` has.
-const CHUNK_COLUMNS: usize = 64;
-/// Lengths of keys that there are such kernels for.
-const CHUNK_KEYS: [usize; 2] = [64, 128];
-/// The fewest rows of a sequence that are computed in chunks: two of them. Fewer gain little or nothing.
-pub const CHUNK_ROWS: usize = 32;
 /// Threads that may share a column: with a factor for each head, for each row and for each value of it.
 const MAX_LANES: [usize; 3] = [32, 8, 2];
 
@@ -102,7 +95,7 @@ const _: () = assert!(size_of::<ConvParams>() == 88);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct LinearParams {
+pub(super) struct LinearParams {
     q: Address,
     k: Address,
     v: Address,
@@ -153,52 +146,6 @@ kernels! {
         channel_decay_8: LinearParams,
         value_decay_1: LinearParams,
         value_decay_2: LinearParams,
-    }
-}
-
-kernels! {
-    struct ChunkKernels {
-        delta_chunks_64: LinearParams,
-        delta_chunks_128: LinearParams,
-    }
-}
-
-/// The kernels of linear attention in chunks.
-pub(crate) struct DeltaChunks {
-    kernels: ChunkKernels,
-    /// Threads of a block; 0 if the device has no matrix units.
-    n_threads: OnceLock<u32>,
-}
-
-impl KernelTable for DeltaChunks {
-    fn of_module(module: &'static str) -> DeltaChunks {
-        DeltaChunks {
-            kernels: ChunkKernels::of_module(module),
-            n_threads: OnceLock::new(),
-        }
-    }
-
-    fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel)) {
-        self.kernels.each(visit);
-    }
-}
-
-impl DeltaChunks {
-    /// Returns the kernel for keys of this length.
-    fn kernel(&self, k_dim: usize) -> Option<&Kernel<LinearParams>> {
-        let kernels = &self.kernels;
-        let all = [&kernels.delta_chunks_64, &kernels.delta_chunks_128];
-        let at = CHUNK_KEYS.iter().position(|&n| n == k_dim)?;
-        Some(all[at])
-    }
-
-    fn n_threads(&self, gpu: &Gpu) -> Result<u32, GpuError> {
-        if let Some(n) = self.n_threads.get() {
-            return Ok(*n);
-        }
-        let module = self.kernels.delta_chunks_64.module;
-        let n = gpu.constant(module, "chunk_threads")?;
-        Ok(*self.n_threads.get_or_init(|| n))
     }
 }
 
@@ -311,7 +258,7 @@ pub(super) fn conv_operands(
 
 /// `S <- e^decay S + k d^T; out = S^T q` for each row of each sequence and each head, where `d` is `beta (v - e^decay S^T k)`
 /// or `beta v`, by the rule. The last of the three says what each factor multiplies. Padding rows of `out` are left as they
-/// are. Sequences of many rows are computed in chunks ([`is_in_chunks`]), whose bits are others.
+/// are. Sequences of many rows are computed in chunks ([`chunks::is_in_chunks`]), whose bits are others.
 ///
 /// - `inputs`: see [`LinearInputs`], each [n_rows, ..]
 /// - `states` [n_slots, heads.state_len()]; see [`LinearHeads::columns`]
@@ -348,8 +295,10 @@ pub fn linear_attention(
         beta,
     } = inputs;
     let shape = linear_shape(gpu, (heads, rule), &keys);
-    let in_chunks =
-        shape.aligned != 0 && is_in_chunks(gpu, (heads, rule, of), step.max_rows_of_seq)?;
+    let in_chunks = match shape.aligned {
+        0 => None,
+        _ => chunks::kernel(gpu, (heads, rule, of), step.max_rows_of_seq)?,
+    };
     let n_lanes = n_lanes(heads);
     let padded = v_dim.next_multiple_of(heads.columns());
     let n_groups = padded.div_ceil(THREADS / n_lanes);
@@ -368,15 +317,12 @@ pub fn linear_attention(
         shape,
         n_groups: n_groups as u32,
         n_short: match in_chunks {
-            true => CHUNK_ROWS as u32 - 1,
-            false => u32::MAX,
+            Some(_) => chunks::CHUNK_ROWS as u32 - 1,
+            None => u32::MAX,
         },
     };
-    if in_chunks {
-        let chunks = &gpu.kernels().delta_chunks;
-        let kernel = chunks.kernel(heads.k_dim);
-        let kernel = kernel.expect("there is one for keys in chunks");
-        let n_groups = v_dim.div_ceil(CHUNK_COLUMNS) as u32;
+    if let Some(chunks) = in_chunks {
+        let n_groups = v_dim.div_ceil(chunks.n_columns) as u32;
         let is_alone = step.n_seqs() == 1;
         let params = LinearParams {
             n_groups,
@@ -384,7 +330,7 @@ pub fn linear_attention(
             ..params
         };
         let grid = [n_heads as u32 * n_groups, step.n_seqs() as u32, 1];
-        gpu.launch(kernel, grid, chunks.n_threads(gpu)?, 0, &params)?;
+        gpu.launch(chunks.kernel, grid, chunks.n_threads, 0, &params)?;
         if is_alone {
             return Ok(());
         }
@@ -406,32 +352,6 @@ pub fn linear_attention(
     };
     let grid = [(n_heads * n_groups) as u32, step.n_seqs() as u32, 1];
     gpu.launch(kernel, grid, THREADS as u32, 0, &params)
-}
-
-/// Whether [`linear_attention`] takes rows of sequences in chunks, of which the longest has so many: by the delta rule with a
-/// factor for each head, if the device has matrix units, and if rows need not have the same bits in any company.
-///
-/// # Errors
-/// Those of loading the kernels.
-pub fn is_in_chunks<W>(
-    gpu: &Gpu,
-    (heads, rule, of): (&LinearHeads, StateRule, Decay<W>),
-    max_rows_of_seq: usize,
-) -> Result<bool, GpuError> {
-    let is_off = [
-        Variant::LinearRows,
-        Variant::LoadsNarrow,
-        Variant::RowsPrompt,
-        Variant::RowsAnswer,
-    ];
-    let takes = rule == StateRule::Delta
-        && matches!(of, Decay::Head)
-        && CHUNK_KEYS.contains(&heads.k_dim)
-        && heads.v_dim.is_multiple_of(16)
-        && heads.columns() == 32
-        && max_rows_of_seq >= CHUNK_ROWS
-        && !is_off.into_iter().any(|variant| gpu.takes(variant));
-    Ok(takes && gpu.kernels().delta_chunks.n_threads(gpu)? > 0)
 }
 
 /// Threads that share a column of a state.

@@ -9,7 +9,7 @@ mod common;
 mod argmax;
 mod attention;
 mod batch;
-mod delta_chunks;
+mod chunks;
 mod driver;
 mod elementwise;
 mod expand;

@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use rocmforge_cpu::{Isa, default_threads};
-use rocmforge_gpu::ops::CHUNK_ROWS;
+use rocmforge_gpu::ops::{self, CHUNK_ROWS};
 use rocmforge_gpu::{DeviceInfo, Gpu, fingerprint};
 
 use super::moves::compare_moves;
@@ -24,10 +24,12 @@ use rocmforge_gguf::TokenId;
 use rocmforge_model::Model;
 use rocmforge_plan::KvTypes;
 use rocmforge_plan::Weights;
-use rocmforge_plan::{Decay, Op, Placement, Plan, Side, StateRule};
+use rocmforge_plan::{Op, Placement, Plan, Side};
 
 /// Compared tokens of two prompts: together more rows than a GEMV takes.
 const PROMPT_ROWS: [usize; 2] = [8, 2];
+/// Rows of a prompt that kernels compute in chunks: two chunks of the longest kind, and one row more.
+pub(super) const CHUNKED_ROWS: usize = 2 * CHUNK_ROWS + 1;
 /// Earlier tokens in the second KV-cache block; the first block is full.
 const ON_SECOND_BLOCK: usize = 8;
 
@@ -226,17 +228,13 @@ pub(crate) fn verdict(info: &DeviceInfo, report: &Report) -> Result<(), RuntimeE
 
 /// Returns how many rows of a prompt reach the kernels that take rows of a sequence in chunks, if a layer has one.
 pub(super) fn chunk_rows(plan: &Plan) -> Option<usize> {
-    let may_chunk = |op: &Op| {
-        matches!(
-            op,
-            Op::LinearAttention {
-                rule: StateRule::Delta,
-                decay: Decay::Head,
-                ..
-            }
-        )
+    let may_chunk = |op: &Op| match op {
+        Op::LinearAttention {
+            heads, rule, decay, ..
+        } => ops::has_chunks((heads, *rule, *decay)),
+        _ => false,
     };
-    plan.ops.iter().any(may_chunk).then_some(CHUNK_ROWS)
+    plan.ops.iter().any(may_chunk).then_some(CHUNKED_ROWS)
 }
 
 /// Returns `plan` without the layers whose operations repeat earlier kinds, shapes, formats and sides, and the sides of

@@ -8,6 +8,7 @@ use rocmforge_gpu::DeviceInfo;
 use rocmforge_gpu::ops::CHUNK_ROWS;
 
 use super::difference::{Difference, compare_rows, term_norms};
+use super::first_use::CHUNKED_ROWS;
 
 use rocmforge_plan::{KvShift, Side};
 
@@ -315,7 +316,13 @@ impl Stepwise for InChunks {
 /// else of it.
 #[test]
 fn first_uses_compare_chunks() {
-    for (name, rows) in [("qwen35_wide", Some(CHUNK_ROWS)), ("mamba2", None)] {
+    let in_chunks = Some(CHUNKED_ROWS);
+    let models = [
+        ("qwen35_wide", in_chunks),
+        ("mamba2_wide", in_chunks),
+        ("mamba2", None),
+    ];
+    for (name, rows) in models {
         let writer = families::model(name, GgmlType::Q8_0).unwrap().unwrap();
         let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
         let model = Model::load(Arc::new(gguf)).unwrap();
