@@ -1,4 +1,4 @@
-// What kernels of the delta rule in chunks share: the matrices T and P of the 16 rows
+// What the kernels of the delta rule in chunks share (delta_chunks.hip, channel_chunks.hip): the matrices T and P of the 16 rows
 // of a chunk, and what follows from them.
 #pragma once
 #include "linear_chunks.h"

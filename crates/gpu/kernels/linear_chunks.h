@@ -1,4 +1,4 @@
-// What the kernels of linear attention in chunks share (delta_chunks.hip, ssd_chunks.hip): products of
+// What the kernels of linear attention in chunks share (delta_chunks.hip, channel_chunks.hip, ssd_chunks.hip): products of
 // numbers in two parts, the rows of a chunk, and the columns of a state in the registers of a wave.
 //
 // Sums are f32. Operands are each the sum of two f16, the second being the rounding error of the first: three products instead

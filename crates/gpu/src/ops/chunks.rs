@@ -1,5 +1,5 @@
 //! Linear attention of prompts in chunks on matrix units: which sequences, and by which kernel
-//! (`kernels/delta_chunks.hip`, `kernels/ssd_chunks.hip`).
+//! (`kernels/delta_chunks.hip`, `kernels/channel_chunks.hip`, `kernels/ssd_chunks.hip`).
 
 use std::sync::OnceLock;
 
@@ -22,6 +22,12 @@ kernels! {
 }
 
 kernels! {
+    struct ChannelKernels {
+        channel_chunks_128: LinearParams,
+    }
+}
+
+kernels! {
     struct SsdKernels {
         ssd_chunks_64: LinearParams,
         ssd_chunks_128: LinearParams,
@@ -30,6 +36,7 @@ kernels! {
 }
 
 pub(crate) type DeltaChunks = Chunks<DeltaKernels>;
+pub(crate) type ChannelChunks = Chunks<ChannelKernels>;
 pub(crate) type SsdChunks = Chunks<SsdKernels>;
 
 /// The kernels of a rule.
@@ -77,6 +84,8 @@ pub(super) struct ChunkKernel<'a> {
 #[derive(Clone, Copy)]
 enum ChunkRule {
     Delta,
+    /// The delta rule with a factor for each channel.
+    Channel,
     Ssd,
 }
 
@@ -85,8 +94,9 @@ impl ChunkRule {
     fn of<W>((heads, rule, of): (&LinearHeads, StateRule, Decay<W>)) -> Option<ChunkRule> {
         let (rule, keys) = match (rule, of) {
             (StateRule::Delta, Decay::Head) => (ChunkRule::Delta, &[64, 128][..]),
+            (StateRule::Delta, Decay::Channel) => (ChunkRule::Channel, &[128][..]),
             (StateRule::Add, Decay::Head) => (ChunkRule::Ssd, &[64, 128, 256][..]),
-            (_, Decay::Channel | Decay::Value(_)) => return None,
+            (StateRule::Add, Decay::Channel) | (_, Decay::Value(_)) => return None,
         };
         let has_kernel =
             keys.contains(&heads.k_dim) && heads.v_dim.is_multiple_of(16) && heads.columns() == 32;
@@ -96,15 +106,18 @@ impl ChunkRule {
     fn kernel(self, gpu: &Gpu, k_dim: usize) -> Result<ChunkKernel<'_>, GpuError> {
         let kernels = gpu.kernels();
         let (delta, ssd) = (&kernels.delta_chunks, &kernels.ssd_chunks);
+        let channel = &kernels.channel_chunks;
         let (kernel, n_columns) = match (self, k_dim) {
             (ChunkRule::Delta, 64) => (&delta.kernels.delta_chunks_64, 64),
             (ChunkRule::Delta, _) => (&delta.kernels.delta_chunks_128, 64),
+            (ChunkRule::Channel, _) => (&channel.kernels.channel_chunks_128, 64),
             (ChunkRule::Ssd, 64) => (&ssd.kernels.ssd_chunks_64, 64),
             (ChunkRule::Ssd, 128) => (&ssd.kernels.ssd_chunks_128, 64),
             (ChunkRule::Ssd, _) => (&ssd.kernels.ssd_chunks_256, 32),
         };
         let n_threads = match self {
             ChunkRule::Delta => delta.n_threads(gpu)?,
+            ChunkRule::Channel => channel.n_threads(gpu)?,
             ChunkRule::Ssd => ssd.n_threads(gpu)?,
         };
         Ok(ChunkKernel {

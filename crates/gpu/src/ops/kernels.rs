@@ -4,7 +4,7 @@ use super::argmax::ArgmaxKernels;
 use super::attend::AttendKernels;
 use super::attention::{DecodeKernels, PrefillKernels};
 use super::channel_layer::ChannelLayerKernels;
-use super::chunks::{DeltaChunks, SsdChunks};
+use super::chunks::{ChannelChunks, DeltaChunks, SsdChunks};
 use super::elementwise::ElementwiseKernels;
 use super::expand::ExpandKernels;
 use super::formats::{PerFormat, format_modules};
@@ -71,6 +71,7 @@ modules! {
         attend: AttendKernels,
         bandwidth: BandwidthKernels,
         batch: BatchKernels,
+        channel_chunks: ChannelChunks,
         channel_layer: ChannelLayerKernels,
         delta_chunks: DeltaChunks,
         elementwise: ElementwiseKernels,

@@ -320,6 +320,7 @@ fn first_uses_compare_chunks() {
     let models = [
         ("qwen35_wide", in_chunks),
         ("mamba2_wide", in_chunks),
+        ("kimi_linear_wide", in_chunks),
         ("mamba2", None),
     ];
     for (name, rows) in models {

@@ -1,6 +1,7 @@
 //! Linear attention in chunks, against the recurrence in f64: usual and hostile inputs over thousands of rows, sequences
 //! of several lengths in one launch, and states that go from one launch to the next.
 
+mod channel;
 mod delta;
 mod ssd;
 
