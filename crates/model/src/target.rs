@@ -8,7 +8,10 @@ use crate::facts::ModelConfig;
 
 /// The embedding of tokens.
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
-const OUTPUT: &str = "output.weight";
+/// The matrix that makes logits.
+pub(crate) const OUTPUT: &str = "output.weight";
+/// The tokens of the logits.
+pub(crate) const OUTPUT_IDS: &str = "d2t";
 
 /// A model, as the drafter of the architecture `arch` sees it.
 pub(crate) struct Target<'a> {

@@ -2,6 +2,7 @@
 
 mod attention;
 mod channel_delta;
+mod drafter_ends;
 mod feed_forward;
 mod latent;
 mod mixture;
@@ -10,6 +11,7 @@ mod selective;
 mod stream;
 
 pub(crate) use attention::{attention, attention_heads, normed};
+pub(crate) use drafter_ends::{drafter_embeddings, drafter_logits};
 pub(crate) use feed_forward::{
     feed_forward, fused_feed_forward, gated_feed_forward, plain_feed_forward,
 };
