@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use rocmforge_gguf::GgmlType;
 use rocmforge_testkit::models;
+use rocmforge_testkit::models::dflash::{Dflash, dflash};
 use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use rocmforge_testkit::models::{embeddings, families, plamo};
 
@@ -27,7 +28,8 @@ pub(crate) fn write(name: &str, ty: &str, out: &Path) -> Result<()> {
         .or_else(|| embeddings::model(name, known))
         .or_else(|| plamo::model(name, known))
         .or_else(|| models::assistant(name.strip_suffix("_assistant")?, known))
-        .or_else(|| Some(eagle3(Eagle3::named(name)?, known)));
+        .or_else(|| Some(eagle3(Eagle3::named(name)?, known)))
+        .or_else(|| Some(dflash(Dflash::named(name)?, known)));
     let Some(model) = model else {
         let names: Vec<&str> = names().collect();
         bail!(

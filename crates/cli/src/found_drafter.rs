@@ -1,4 +1,5 @@
-//! The drafter in a file of its own that lies beside a model: `mtp-NAME.gguf`, or one with `-assistant` or `eagle3` in its name.
+//! The drafter in a file of its own that lies beside a model: `mtp-NAME.gguf`, or one with `-assistant`, `eagle3` or `dflash` in
+//! its name.
 
 use std::path::PathBuf;
 
@@ -49,7 +50,7 @@ fn beside(file: &ModelFile) -> Vec<PathBuf> {
         .filter(|path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let name = name.to_lowercase();
-            let parts = ["-assistant", "eagle3", "eagle-3"];
+            let parts = ["-assistant", "eagle3", "eagle-3", "dflash"];
             let is_drafter =
                 name.starts_with("mtp-") || parts.iter().any(|part| name.contains(part));
             is_drafter && name.ends_with(".gguf")

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Error, Result, bail};
 use rocmforge::ModelFile;
 use rocmforge_engine::speculate::{
-    AssistantDrafter, DraftLength, Drafter, ModelDrafter, NgramDrafter,
+    AssistantDrafter, BlockDrafter, DraftLength, Drafter, ModelDrafter, NgramDrafter,
 };
 use rocmforge_engine::{
     ContextPolicy, Device, DraftCounts, EngineConfig, KvTokens, RequestProgress,
@@ -38,6 +38,15 @@ enum By {
     Drafter(Box<dyn Drafter>),
     /// One that starts after the model, whose cache it reads.
     Assistant(Box<Assistant>),
+}
+
+impl By {
+    fn drafts_at_once(&self) -> bool {
+        match self {
+            By::Drafter(drafter) => drafter.drafts_at_once(),
+            By::Assistant(_) => false,
+        }
+    }
 }
 
 /// A drafter that reads the cache of its model.
@@ -104,12 +113,17 @@ pub fn beside(config: EngineConfig, drafting: Option<&Drafting>) -> EngineConfig
     };
     let (DraftLength::UpTo(n_most) | DraftLength::Always(n_most)) = drafting.length;
     let mut config = with_drafts(config, n_most);
+    spare(&mut config, drafting.device_bytes);
+    config
+}
+
+/// Leaves these bytes of a GPU's memory to others.
+fn spare(config: &mut EngineConfig, n_bytes: u64) {
     if let Device::Gpu(gpu) = &mut config.device
         && let Some(limit) = &mut gpu.open.memory_bytes
     {
-        *limit = limit.saturating_sub(drafting.device_bytes);
+        *limit = limit.saturating_sub(n_bytes);
     }
-    config
 }
 
 /// Says why answers are not drafted, which nobody asked for.
@@ -169,9 +183,13 @@ pub fn drafter(
             }
         }
     };
+    let n_most = match by.drafts_at_once() && model.plan.states.is_empty() {
+        true => speculation.n_most_at_once(),
+        false => speculation.n_most(),
+    };
     Ok(Some(Drafting {
         by,
-        length: DraftLength::UpTo(speculation.n_most),
+        length: DraftLength::UpTo(n_most),
         device_bytes,
     }))
 }
@@ -231,10 +249,41 @@ fn assistant(file: &ModelFile, model: &Model, config: &EngineConfig) -> Result<(
     if model.plan.export().is_none() {
         bail!("{label} drafts text, and the model computes something else; use --speculate off");
     }
+    if let Some(context) = drafts.context.clone() {
+        return of_blocks(label, [&context, &drafts], model, config);
+    }
     match drafts.plan.borrowed.is_empty() {
         true => of_layers((label, drafts), model, config),
         false => of_cache((label, drafts), model, config),
     }
+}
+
+/// Starts a drafter that predicts blocks, and the model that writes its cache.
+fn of_blocks(
+    label: &str,
+    [context, drafts]: [&Model; 2],
+    model: &Model,
+    config: &EngineConfig,
+) -> Result<(By, u64)> {
+    let n_ctx = config.usual_ctx(model);
+    let (context, page) =
+        start(context, [n_ctx; 2], config).with_context(|| cannot_start(label))?;
+    if !context.executor.info().parts.is_empty() {
+        bail!(
+            "the GPU has no room for {label}, which is to draft; use a shorter context, or draft with ngram"
+        );
+    }
+    let block = drafts.config.draft_block;
+    let n_block = block.map_or(1, |block| block.n_tokens);
+    let mut its_config = its_config([n_ctx; 2], config);
+    its_config.max_batch_tokens = n_block * its_config.max_seqs;
+    spare(&mut its_config, device_bytes(&context));
+    let predictor = start_beside(drafts, &its_config, context.executor.cache())
+        .with_context(|| cannot_start(label))?;
+    let n_bytes = device_bytes(&context) + device_bytes(&predictor);
+    let started = [context, predictor];
+    let drafter = BlockDrafter::new(started, page, drafts, model.config.n_vocab);
+    Ok((By::Drafter(Box::new(drafter)), n_bytes))
 }
 
 /// Starts a drafter that takes values of its model's layers, and has a cache of its own.

@@ -1,6 +1,7 @@
 //! What a file's metadata says about a model, resolved for each layer. Keys are those of the GGUF specification,
 //! prefixed by the architecture's name.
 
+use rocmforge_gguf::TokenId;
 use rocmforge_plan::{Activation, Mask, RopeStyle, Router, Scores, Weighed};
 
 use crate::embedding::{Embedding, EmbeddingFacts, Reads};
@@ -55,6 +56,8 @@ pub struct ModelConfig {
     pub n_target: Option<usize>,
     /// Of a drafter that takes hidden values, whether these are normed before what its layer returns is added to them.
     pub has_normed_residual: bool,
+    /// Of a drafter that predicts the tokens of a block at once, that block.
+    pub draft_block: Option<DraftBlock>,
     /// Residual streams that run beside each other.
     pub n_streams: usize,
     /// The function of the feed-forward networks, if the file states it.
@@ -63,6 +66,17 @@ pub struct ModelConfig {
     pub reads: Reads,
     /// What the model returns for a text; `None` if it is loaded to generate text.
     pub embedding: Option<Embedding>,
+}
+
+/// The block of tokens that a drafter takes: a known one, and others in whose place it predicts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftBlock {
+    /// All of them, 2 or more.
+    pub n_tokens: usize,
+    /// The token that stands for each of the others.
+    pub mask: TokenId,
+    /// Whether each sees those after it.
+    pub looks_ahead: bool,
 }
 
 /// The configuration of one layer.
@@ -403,6 +417,7 @@ impl ModelConfig {
             n_layer_inputs: None,
             n_target: None,
             has_normed_residual: false,
+            draft_block: None,
             n_streams: 1,
             activation: None,
             reads,

@@ -134,6 +134,26 @@ impl Keys<'_> {
         numbers.into_iter().map(count).collect()
     }
 
+    /// Reads a list of one number or more, each at most `max`.
+    pub(crate) fn list(&self, name: &str, max: usize) -> Result<Vec<usize>, LoadError> {
+        let wanted = "a list of numbers";
+        let key = self.key(name);
+        let list = match self.meta.get(&key) {
+            Some(Value::Array(list)) => list,
+            Some(_) => return Err(self.bad(name, "no list", wanted)),
+            None => return Err(Error::MissingKey { key }.into()),
+        };
+        if !(1..=MAX_LAYERS).contains(&list.len()) {
+            return Err(self.bad(name, format!("{} numbers", list.len()), wanted));
+        }
+        let number = |value: Value<'_>| {
+            let number = value.as_int().and_then(|n| usize::try_from(n).ok());
+            number.filter(|n| *n <= max)
+        };
+        let numbers: Option<Vec<usize>> = list.iter().map(number).collect();
+        numbers.ok_or_else(|| self.bad(name, "another kind of list", wanted))
+    }
+
     /// Reads a list with a number for each of `n_layers` layers; `None` if the value is no list.
     fn listed(&self, name: &str, n_layers: usize) -> Result<Option<Vec<u64>>, LoadError> {
         let Some(Value::Array(list)) = self.meta.get(&self.key(name)) else {

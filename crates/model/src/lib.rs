@@ -31,7 +31,8 @@ use rocmforge_plan::{Fusion, KvTypes, Plan, Weights, fuse_adds, fuse_ops};
 pub use embedding::{Embedding, PooledTokens, Pooling, Purpose, Reads};
 pub use error::LoadError;
 pub use facts::{
-    Experts, FeedForward, HeadNorm, Latent, LayerFacts, ModelConfig, Scales, SharedExpert,
+    DraftBlock, Experts, FeedForward, HeadNorm, Latent, LayerFacts, ModelConfig, Scales,
+    SharedExpert,
 };
 pub use lora::{Adapter, AdapterError};
 pub use recurrent::{
@@ -58,6 +59,8 @@ pub struct Model {
     /// Of a drafter, the token of each logit, if these are not all tokens in their order. Ids are those of the model for which it
     /// drafts, and below its number of tokens.
     pub output_ids: Option<Arc<[TokenId]>>,
+    /// Of a drafter whose cache another plan writes, from what it imports, the model with that plan.
+    pub context: Option<Arc<Model>>,
 }
 
 impl Model {
@@ -115,7 +118,7 @@ impl Model {
         match assistant.filter(|_| is_text) {
             Some((drafter, assistant)) => match assistant.takes {
                 Takes::Cache(of) => builder.exports = config.arch_name == of,
-                Takes::Layers(read_taps) => {
+                Takes::Layers(read_taps) | Takes::Context(read_taps, _) => {
                     let keys = assistant_keys(drafter)?;
                     let its_config = read_config(&assistant.family, &keys)?;
                     builder.taps = Some(read_taps(&keys, drafter, [&its_config, &config])?);
@@ -134,6 +137,7 @@ impl Model {
             plan: fuse_adds(recorded.plan),
             skipped: recorded.skipped,
             output_ids: None,
+            context: None,
         })
     }
 
@@ -160,6 +164,7 @@ impl Model {
             plan: fuse_adds(recorded.plan),
             skipped: Vec::new(),
             output_ids: None,
+            context: None,
         })
     }
 
@@ -167,13 +172,13 @@ impl Model {
     pub fn drafts_for(gguf: &Gguf) -> Option<DraftsFor> {
         Some(match assistant(gguf)?.takes {
             Takes::Cache(of) => DraftsFor::Architecture(of),
-            Takes::Layers(_) => DraftsFor::Any,
+            Takes::Layers(_) | Takes::Context(..) => DraftsFor::Any,
         })
     }
 
     /// Returns the drafter in a file of its own that was made for this model. It imports what the plan of a model from
-    /// [`Model::load_for_assistant`] exports, and may read that model's KV cache (`Plan::borrowed`). Reads no weights, except
-    /// those of one matrix.
+    /// [`Model::load_for_assistant`] exports, and may read that model's KV cache, or that of [`Model::context`]
+    /// (`Plan::borrowed`). Reads no weights, except those of one matrix.
     ///
     /// # Errors
     /// [`LoadError::OtherArchitecture`], [`LoadError::OtherTarget`] or [`LoadError::UnknownToken`] if the file was not made for
@@ -196,7 +201,7 @@ impl Model {
             }
             Takes::Cache(_) => {}
             // To refuse what that model's plan could not export.
-            Takes::Layers(read_taps) => {
+            Takes::Layers(read_taps) | Takes::Context(read_taps, _) => {
                 read_taps(&keys, &gguf, [&config, &self.config])?;
             }
         }
@@ -207,18 +212,24 @@ impl Model {
         builder.target = Some(self);
         let logits = (assistant.family.record)(&mut builder)?;
         let mut recorded = builder.finish(logits)?;
-        if !recorded.plan.borrowed.is_empty() {
-            // Its tokens come after those in the cache.
-            for table in &mut recorded.plan.rope {
-                table.ahead = 1;
+        let context = match assistant.takes {
+            Takes::Cache(_) => {
+                // Its tokens come after those in the cache.
+                for table in &mut recorded.plan.rope {
+                    table.ahead = 1;
+                }
+                None
             }
-        }
+            Takes::Layers(_) => None,
+            Takes::Context(_, record) => Some(Arc::new(context(record, &config, &gguf)?)),
+        };
         Ok(Model {
             config,
             weights: Arc::new(recorded.weights),
             plan: fuse_adds(recorded.plan),
             skipped: recorded.skipped,
             output_ids: recorded.output_ids.map(Arc::from),
+            context,
         })
     }
 
@@ -241,6 +252,22 @@ impl Model {
     pub fn kv_bytes_per_token(&self, kv_types: impl Into<KvTypes>) -> u64 {
         self.plan.kv_bytes_per_token(kv_types)
     }
+}
+
+/// Returns the model that writes the cache of a drafter.
+fn context(record: RecordPlan, config: &ModelConfig, gguf: &Arc<Gguf>) -> Result<Model, LoadError> {
+    let mut builder = Builder::new(config, gguf, &[], Faults::Refuse)?;
+    let rows = record(&mut builder)?;
+    builder.loader.skip("it belongs to the drafter", |_| true);
+    let recorded = builder.finish(rows)?;
+    Ok(Model {
+        config: config.clone(),
+        weights: Arc::new(recorded.weights),
+        plan: fuse_adds(recorded.plan),
+        skipped: Vec::new(),
+        output_ids: None,
+        context: None,
+    })
 }
 
 /// For which models a file drafts.

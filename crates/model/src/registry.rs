@@ -11,7 +11,7 @@ use crate::embedding::EmbeddingFacts;
 use crate::error::LoadError;
 use crate::facts::{HeadNorm, KeyFacts, ModelConfig};
 use crate::families::{
-    afmoe, apertus, arcee, arctic, bert, bitnet, cohere, deci, deepseek2, drafter, eagle3,
+    afmoe, apertus, arcee, arctic, bert, bitnet, cohere, deci, deepseek2, dflash, drafter, eagle3,
     exaone_moe, exaone4, falcon, gemma, gemma3n, gemma4, gemma4_assistant, glm4, gpt_oss, gpt2,
     granite, grok, hunyuan, jamba, kimi_linear, laguna, lfm2, llama, llama4, mamba2, mellum, mimo2,
     minicpm3, mistral3, mixtures, modern_bert, muse_glimmer, neo_bert, olmo, olmo2, openelm, phi3,
@@ -190,6 +190,8 @@ pub(crate) enum Takes {
     Cache(&'static str),
     /// Values of layers of any model, as its file says.
     Layers(ReadTaps),
+    /// The same. It writes them into a cache of its own, with the plan that this records, and reads that.
+    Context(ReadTaps, RecordPlan),
 }
 
 /// Reads what goes out of a model's plan, by the configurations of the drafter and of the model.
@@ -214,6 +216,15 @@ static ASSISTANTS: &[Assistant] = &[
         ),
         takes: Takes::Layers(eagle3::taps),
     },
+    Assistant {
+        family: row(
+            "dflash",
+            (Neox, Factors::IfPresent),
+            HeadNorm::Each,
+            (dflash::facts, dflash::record),
+        ),
+        takes: Takes::Context(dflash::taps, dflash::record_context),
+    },
 ];
 
 /// Returns the drafter in files of their own with the architecture `name`.
@@ -234,7 +245,7 @@ pub(crate) fn family(name: &str) -> Result<&'static Family, LoadError> {
         let arch = name.to_string();
         let of = match assistant.takes {
             Takes::Cache(of) => format!(", of the {of} architecture"),
-            Takes::Layers(_) => String::new(),
+            Takes::Layers(_) | Takes::Context(..) => String::new(),
         };
         return Err(LoadError::OnlyDrafts { arch, of });
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, Writer};
 use rocmforge_model::{Model, Purpose};
 use rocmforge_plan::{Fusion, KvType};
+use rocmforge_testkit::models::dflash::{Dflash, dflash};
 use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use rocmforge_testkit::models::{self, families};
 
@@ -173,8 +174,9 @@ fn model(name: &str) -> Writer<'static> {
 fn without_vocabulary(model: &Writer<'_>) -> Writer<'static> {
     let gguf = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
     let mut out = Writer::new(arch(&gguf));
-    let metadata = gguf.metadata().iter();
-    for (key, value) in metadata.filter(|(key, _)| !key.starts_with("tokenizer.")) {
+    // Drafters of blocks need the token of masks.
+    let is_kept = |key: &str| !key.starts_with("tokenizer.") || key.ends_with("mask_token_id");
+    for (key, value) in { gguf.metadata().iter() }.filter(|(key, _)| is_kept(key)) {
         out.set(key, value);
     }
     for info in gguf.tensors() {
@@ -267,6 +269,12 @@ fn any_value_of_any_key_of_eagle3() {
     for kind in [Eagle3::Short, Eagle3::Narrow] {
         any_value_of_any_key_beside("llama", &eagle3(kind, GgmlType::Q4_0).unwrap(), 200);
     }
+}
+
+#[test]
+fn any_value_of_any_key_of_dflash() {
+    let own = dflash(Dflash::Own, GgmlType::Q4_0);
+    any_value_of_any_key_beside("llama", &own.unwrap(), 200);
 }
 
 /// A drafter, beside a model that it was made for: with hostile values of each key, and without a tensor or with one of another

@@ -638,7 +638,7 @@ pub struct Plan {
     pub n_routings: usize,
     /// One entry per attention layer, indexed by `Op::KvAppend::layer`.
     pub kv: Vec<KvSpec>,
-    /// Where these layers are in the cache of another model's plan, which this plan only reads; empty if they are its own.
+    /// Where these layers are in the cache of another model's plan; empty if they are its own.
     pub borrowed: Vec<usize>,
     /// One entry for each operation that keeps a state of each sequence.
     pub states: Vec<StateSpec>,

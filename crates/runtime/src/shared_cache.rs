@@ -1,5 +1,6 @@
 //! The KV cache of a started model, for a drafter whose layers read it and that has none of its own. The model writes it; steps
-//! of the drafter run between the model's, and read what steps have written whose results are known.
+//! of the drafter run between the model's, and read what steps have written whose results are known. A drafter may also write
+//! positions that the model writes later.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 

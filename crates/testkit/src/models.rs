@@ -4,6 +4,7 @@
 //! The weights mean nothing. They are scaled so that activations stay finite, and every factor, window and norm
 //! is far enough from its neutral value that leaving it out changes the logits.
 
+pub mod dflash;
 pub mod eagle3;
 pub mod embeddings;
 pub mod families;

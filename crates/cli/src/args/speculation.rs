@@ -28,8 +28,24 @@ pub struct SpeculationArgs {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Speculation {
     pub by: DraftBy,
-    /// The most tokens of a draft.
-    pub n_most: usize,
+    /// The most tokens of a draft, if that is stated.
+    pub stated: Option<usize>,
+}
+
+impl Speculation {
+    /// Returns the most tokens of a draft.
+    pub fn n_most(&self) -> usize {
+        let usual = match self.by {
+            DraftBy::Auto | DraftBy::Mtp => MTP_DRAFT,
+            DraftBy::Nothing | DraftBy::Ngram | DraftBy::Model(_) => MAX_DRAFT,
+        };
+        self.stated.unwrap_or(usual)
+    }
+
+    /// As [`Speculation::n_most`], where the tokens of a draft take neither time nor memory each.
+    pub fn n_most_at_once(&self) -> usize {
+        self.stated.unwrap_or(MAX_DRAFT)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -68,12 +84,7 @@ impl FromStr for Speculation {
                 );
             }
         };
-        let usual = match by {
-            DraftBy::Auto | DraftBy::Mtp => MTP_DRAFT,
-            _ => MAX_DRAFT,
-        };
-        let n_most = stated.unwrap_or(usual);
-        Ok(Speculation { by, n_most })
+        Ok(Speculation { by, stated })
     }
 }
 
@@ -83,8 +94,9 @@ mod tests {
 
     #[test]
     fn reads_how_to_draft() {
-        let read = |text: &str| text.parse::<Speculation>();
-        let by = |by, n_most| Ok(Speculation { by, n_most });
+        let parsed = |text: &str| text.parse::<Speculation>();
+        let read = |text: &str| parsed(text).map(|read| (read.n_most(), read.by));
+        let by = |by, n_most| Ok((n_most, by));
         assert_eq!(read("auto"), by(DraftBy::Auto, MTP_DRAFT));
         assert_eq!(read("off"), by(DraftBy::Nothing, MAX_DRAFT));
         assert_eq!(read("ngram"), by(DraftBy::Ngram, MAX_DRAFT));
@@ -93,6 +105,8 @@ mod tests {
         let small = || DraftBy::Model("a,b.gguf".into());
         assert_eq!(read("draft:a,b.gguf"), by(small(), MAX_DRAFT));
         assert_eq!(read("draft:a,b.gguf,n=5"), by(small(), 5));
+        let at_once = |text: &str| parsed(text).map(|read| read.n_most_at_once());
+        assert_eq!(["auto", "auto,n=3"].map(at_once), [Ok(MAX_DRAFT), Ok(3)]);
         for (text, part) in [
             ("ngram,n=0", "from 1 to 16"),
             ("ngram,n=17", "from 1 to 16"),
@@ -100,7 +114,7 @@ mod tests {
             ("draft:", "draft:FILE"),
             ("n-gram", "use auto, off, ngram"),
         ] {
-            let error = read(text).unwrap_err();
+            let error = parsed(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
     }

@@ -115,7 +115,7 @@ impl Bench {
         };
         let n_draft = match speculation.by {
             DraftBy::Auto | DraftBy::Nothing => 0,
-            DraftBy::Ngram | DraftBy::Mtp | DraftBy::Model(_) => speculation.n_most,
+            DraftBy::Ngram | DraftBy::Mtp | DraftBy::Model(_) => speculation.n_most(),
         };
         let config = speculation::with_drafts(config.on(device.clone()), n_draft);
         let Started {

@@ -24,8 +24,6 @@ pub enum Contents {
     Other,
 }
 
-/// Architectures of llama.cpp that propose tokens for a larger model.
-const DRAFTS: [&str; 1] = ["dflash"];
 /// Architectures of llama.cpp for embeddings only.
 const EMBEDDINGS: [&str; 10] = [
     "bert",
@@ -131,9 +129,7 @@ fn model(gguf: &Gguf, arch: &str) -> String {
         None => None,
     };
     let pooling = number("pooling_type").unwrap_or(0);
-    let about = if DRAFTS.contains(&arch) {
-        "a draft model: it proposes tokens to a larger model and writes no text alone"
-    } else if IMAGES.contains(&arch) {
+    let about = if IMAGES.contains(&arch) {
         "a model that makes images or video, not text"
     } else if SPEECH.contains(&arch) {
         "a model that makes speech, not text"

@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::process::{Command, Stdio};
 
 use rocmforge_gguf::{GgmlType, Writer};
+use rocmforge_testkit::models::dflash::{Dflash, dflash};
 use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use rocmforge_testkit::models::{self, families};
 use serde_json::{Value, json};
@@ -626,6 +627,35 @@ fn drafts_from_the_cache_of_the_model_change_no_text() {
     ];
     let rows = run(&bench).json();
     assert!(rows[0]["n_drafted"].as_u64().unwrap() > 0, "{rows}");
+}
+
+/// A drafter of blocks is given, or found beside its model.
+#[test]
+fn drafts_of_blocks_change_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let ty = GgmlType::Q4_0;
+    let write = |name: &str, writer: Writer<'_>| {
+        let path = folder.path().join(name);
+        fs::write(&path, writer.to_vec().unwrap()).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let file = write("model.gguf", models::model("llama", ty).unwrap().unwrap());
+    let own = write("model-DFlash-q4.gguf", dflash(Dflash::Own, ty).unwrap());
+    let answer = |how: &str| {
+        let fixed = "--device cpu --ids 5,9,17,33,65,3 -n 40 --temp 0 --json --speculate";
+        let fixed: Vec<&str> = fixed.split(' ').collect();
+        run(&[&["generate", "-m", &file], &fixed[..], &[how]].concat()).json()
+    };
+    let plain = answer("off");
+    for how in ["auto", &format!("draft:{own}"), &format!("draft:{own},n=2")] {
+        let drafted = answer(how);
+        assert_eq!(drafted["ids"], plain["ids"], "{how}");
+        let speculation = &drafted["speculation"];
+        assert_eq!(speculation["drafter"], "dflash", "{speculation}");
+        let n_drafted = speculation["n_drafted"].as_u64().unwrap();
+        assert!(n_drafted > 0, "{speculation}");
+    }
+    run(&["generate", "-m", &own, "--ids", "5", "-n", "1"]).fails(1, "--speculate draft:FILE");
 }
 
 /// A drafter that takes values of the model's layers is given, or found among those of other models.

@@ -1,7 +1,8 @@
 //! `--device`: the built-in model on an emulated GPU, and errors of missing devices.
 
-use rocmforge_gguf::GgmlType;
+use rocmforge_gguf::{GgmlType, Writer};
 use rocmforge_testkit::models;
+use rocmforge_testkit::models::dflash::{Dflash, dflash};
 use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use serde_json::Value;
 
@@ -64,15 +65,27 @@ fn drafts_from_the_cache_on_a_gpu_change_no_text() {
 /// As one with a cache of its own, whose model computes with a matrix of its file.
 #[test]
 fn drafts_from_layers_on_a_gpu_change_no_text() {
+    let drafter = eagle3(Eagle3::Short, GgmlType::Q4_0).unwrap();
+    changes_no_text("eagle3", drafter);
+}
+
+/// As one with a cache that another plan writes.
+#[test]
+fn drafts_of_blocks_on_a_gpu_change_no_text() {
+    let drafter = dflash(Dflash::Own, GgmlType::Q4_0).unwrap();
+    changes_no_text("dflash", drafter);
+}
+
+/// A drafter that takes values of layers, given and found.
+fn changes_no_text(name: &str, own: Writer<'_>) {
     let Some(device) = host_device() else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
-    let [file, drafter] = ["model.gguf", "model-eagle3.gguf"].map(path);
-    let ty = GgmlType::Q4_0;
-    let model = models::model("llama", ty).unwrap().unwrap();
+    let [file, drafter] =
+        ["model.gguf".to_string(), format!("model-{name}.gguf")].map(|name| path(&name));
+    let model = models::model("llama", GgmlType::Q4_0).unwrap().unwrap();
     std::fs::write(&file, model.to_vec().unwrap()).unwrap();
-    let model = eagle3(Eagle3::Short, ty).unwrap();
-    std::fs::write(&drafter, model.to_vec().unwrap()).unwrap();
+    std::fs::write(&drafter, own.to_vec().unwrap()).unwrap();
     let answer = |how: &str| {
         let fixed = "--ids 5,9,17,33,65,3 -n 6 --temp 0 --ctx 64 --gpu-memory 96 --json";
         let fixed: Vec<&str> = fixed.split(' ').collect();
@@ -83,7 +96,7 @@ fn drafts_from_layers_on_a_gpu_change_no_text() {
     for how in ["auto", &format!("draft:{drafter},n=2")] {
         let drafted = answer(how);
         assert_eq!(drafted["ids"], plain["ids"], "{how}");
-        assert_eq!(drafted["speculation"]["drafter"], "eagle3", "{how}");
+        assert_eq!(drafted["speculation"]["drafter"], name, "{how}");
         assert!(drafted["device"].as_str().unwrap().contains(&device));
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use rocmforge_gguf::{GgmlType, Gguf, LoadMode, TensorInfo, Writer};
+use rocmforge_testkit::models::dflash::{Dflash, dflash};
 use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use serde_json::{Value, json};
 
@@ -187,8 +188,8 @@ fn a_sentence_says_what_a_file_is() {
         ),
         (
             file("dflash"),
-            "a draft model: it proposes tokens to a larger model and writes no text alone",
-            &["architecture dflash"],
+            "a draft model; give it to the model it was made for with --speculate",
+            &["model to draft for"],
         ),
         (
             file("eagle3"),
@@ -202,6 +203,11 @@ fn a_sentence_says_what_a_file_is() {
         ),
         (
             eagle3(Eagle3::Short, GgmlType::Q4_0).unwrap(),
+            "a draft model; give it to the model it was made for",
+            &["model to draft for"],
+        ),
+        (
+            dflash(Dflash::Own, GgmlType::Q4_0).unwrap(),
             "a draft model; give it to the model it was made for",
             &["model to draft for"],
         ),

@@ -72,11 +72,20 @@ pub(super) struct Costs {
     plain: Times,
     /// Seconds of steps that check drafts, by their rows.
     checks: Times,
-    /// Seconds of the drafter for one token of each sequence.
+    /// Seconds of the drafter for one token of each sequence, or for a draft of any length.
     draft: Option<f64>,
+    drafts_at_once: bool,
 }
 
 impl Costs {
+    /// Those of a drafter that drafts at once, or a token after the other.
+    pub(super) fn of(drafts_at_once: bool) -> Costs {
+        Costs {
+            drafts_at_once,
+            ..Costs::default()
+        }
+    }
+
     /// Takes the time of a step without drafts.
     pub(super) fn record_plain(&mut self, n_decoding: usize, seconds: f64) {
         self.plain.record(n_decoding, seconds);
@@ -89,7 +98,14 @@ impl Costs {
 
     /// Takes the time of drafts of up to `n` tokens.
     pub(super) fn record_draft(&mut self, n: usize, seconds: f64) {
+        let n = if self.drafts_at_once { 1 } else { n };
         add(&mut self.draft, seconds / n as f64);
+    }
+
+    /// Returns the seconds of a draft of `n` tokens.
+    fn draft(&self, n: usize) -> f64 {
+        let n = if self.drafts_at_once { 1 } else { n };
+        self.draft.unwrap_or(0.0) * n as f64
     }
 
     /// Returns the seconds of a step in which `n_decoding` sequences draft nothing; `None` if nothing is known of as many or
@@ -149,8 +165,7 @@ pub(super) fn best_length(costs: &Costs, n_decoding: usize, outlooks: &[Outlook]
         let expected: f64 = outlooks.iter().map(|one| one.n_expected(n)).sum();
         let tokens = expected + n_decoding.saturating_sub(outlooks.len()) as f64;
         let n_drafted: usize = outlooks.iter().map(|one| one.n_most.min(n)).sum();
-        let draft = costs.draft.unwrap_or(0.0) * n as f64;
-        let time = costs.check(n_decoding, n_drafted, plain) + draft;
+        let time = costs.check(n_decoding, n_drafted, plain) + costs.draft(n);
         match outlooks.len() < n_decoding && time > plain * MOST_DELAY {
             true => 0.0,
             false => tokens / time,
@@ -352,6 +367,20 @@ mod tests {
         let mut slow = costs;
         slow.record_draft(4, 0.08);
         assert_eq!(best_length(&slow, 1, &[outlook(0.9)]), 0);
+    }
+
+    /// With a share of 0.9, the rates are `10 (1 - 0.9^(n + 1)) / (10 + 4 n)` and `10 (1 - 0.9^(n + 1)) / (22 + n)`.
+    #[test]
+    fn drafts_made_at_once_are_longer() {
+        let best = [false, true].map(|drafts_at_once| {
+            let mut costs = Costs {
+                drafts_at_once,
+                ..costs()
+            };
+            costs.record_draft(4, 0.012);
+            best_length(&costs, 1, &[outlook(0.9)])
+        });
+        assert_eq!(best, [4, 14]);
     }
 
     #[test]

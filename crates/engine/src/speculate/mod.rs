@@ -5,6 +5,7 @@
 //! it is what would have been sampled. How many tokens are drafted is learned (`length`).
 
 mod assistant;
+mod block;
 mod gain;
 mod hidden;
 mod length;
@@ -23,6 +24,7 @@ use crate::scheduler::{Load, Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::sequences::Slot;
 pub use assistant::AssistantDrafter;
+pub use block::BlockDrafter;
 use gain::Gain;
 use hidden::MOST_WAITING;
 pub(crate) use length::Acceptance;
@@ -123,6 +125,11 @@ pub trait Drafter: Send {
         false
     }
 
+    /// Whether a draft takes the same time whatever its length. Others take as long again for each token.
+    fn drafts_at_once(&self) -> bool {
+        false
+    }
+
     /// The most sequences that it drafts for. Where more generate, none drafts.
     fn most_sequences(&self) -> usize {
         usize::MAX
@@ -174,9 +181,9 @@ pub(crate) struct Speculator {
 impl Speculator {
     pub(crate) fn new(drafter: Box<dyn Drafter>, length: DraftLength) -> Speculator {
         Speculator {
+            costs: Costs::of(drafter.drafts_at_once()),
             drafter,
             length,
-            costs: Costs::default(),
             gain: Gain::default(),
             clock: ResultClock::default(),
             draft_time: Duration::ZERO,

@@ -25,7 +25,7 @@ fn drafter_file(kind: Eagle3, ty: GgmlType) -> Arc<Gguf> {
     gguf(eagle3(kind, ty).unwrap())
 }
 
-fn model_file(name: &str, ty: GgmlType) -> Arc<Gguf> {
+pub(crate) fn model_file(name: &str, ty: GgmlType) -> Arc<Gguf> {
     let model = models::model(name, ty).or_else(|| families::model(name, ty));
     gguf(model.unwrap().unwrap())
 }
@@ -35,7 +35,7 @@ fn pair(name: &str, kind: Eagle3, ty: GgmlType) -> (Model, Model) {
     pair_of(model_file(name, ty), &drafter_file(kind, ty))
 }
 
-fn pair_of(model: Arc<Gguf>, drafter: &Arc<Gguf>) -> (Model, Model) {
+pub(crate) fn pair_of(model: Arc<Gguf>, drafter: &Arc<Gguf>) -> (Model, Model) {
     let target = Model::load_for_assistant(Purpose::Text, model, &[], drafter).unwrap();
     let drafter = target.assistant(Arc::clone(drafter)).unwrap();
     (target, drafter)
@@ -59,7 +59,7 @@ impl OpObserver for LastValues {
 }
 
 /// Returns what layer `at` of `llama` takes: what a model of the layers before it returns.
-fn values_before(at: usize, tokens: &[TokenId]) -> Vec<Row> {
+pub(crate) fn values_before(at: usize, tokens: &[TokenId]) -> Vec<Row> {
     let n_layers = at.max(1);
     let file = gguf(
         models::model_of("llama", GgmlType::F32, n_layers)
@@ -89,7 +89,7 @@ fn values_before(at: usize, tokens: &[TokenId]) -> Vec<Row> {
     seen.chunks(n_embd).map(exact).collect()
 }
 
-fn tensors(gguf: &Gguf) -> Tensors<'_> {
+pub(crate) fn tensors(gguf: &Gguf) -> Tensors<'_> {
     Tensors {
         gguf,
         layer: 0,
@@ -209,7 +209,7 @@ impl Definition<'_> {
     }
 }
 
-fn on(device: Device) -> EngineConfig {
+pub(crate) fn on(device: Device) -> EngineConfig {
     EngineConfig {
         device,
         max_draft: 0,
@@ -299,7 +299,7 @@ fn eagle3_without_an_output_takes_the_models() {
     }
 }
 
-fn writer_without(gguf: &Gguf, names: &[&str]) -> Writer<'static> {
+pub(crate) fn writer_without(gguf: &Gguf, names: &[&str]) -> Writer<'static> {
     let mut writer = Writer::default();
     for (key, value) in gguf.metadata().iter() {
         writer.set(key, value);
@@ -315,7 +315,7 @@ fn writer_without(gguf: &Gguf, names: &[&str]) -> Writer<'static> {
     writer
 }
 
-fn without(of: &Gguf, names: &[&str]) -> Arc<Gguf> {
+pub(crate) fn without(of: &Gguf, names: &[&str]) -> Arc<Gguf> {
     gguf(writer_without(of, names))
 }
 
@@ -340,7 +340,7 @@ fn next_by_hand(by_hand: &Started, tokens: &[TokenId], hidden: &[f32]) -> (Token
 }
 
 /// Requests of several sequences, greedy and sampled.
-fn requests(n_vocab: usize, n_shared: usize) -> Vec<Request> {
+pub(crate) fn requests(n_vocab: usize, n_shared: usize) -> Vec<Request> {
     let shared = prompt(n_shared, n_vocab);
     let request = |i: usize| {
         let own = prompt(60, n_vocab);
@@ -418,7 +418,7 @@ fn eagle3_drafts_from_the_layers_of_each_sequence() {
 
 /// What `llama` goes on with after the prompt of [`drafts_in`].
 #[rustfmt::skip]
-const TEXT: [TokenId; 24] = [508, 137, 501, 51, 273, 270, 41, 237, 94, 415, 169, 260, 68, 40, 341, 361, 260, 88, 88, 88, 382, 248, 273, 40];
+pub(crate) const TEXT: [TokenId; 24] = [508, 137, 501, 51, 273, 270, 41, 237, 94, 415, 169, 260, 68, 40, 341, 361, 260, 88, 88, 88, 382, 248, 273, 40];
 
 /// What llama.cpp 0.3.36 drafts after each of these tokens with the same files (`cargo xtask gen-model llama F32`, `eagle3 F32`,
 /// `eagle3_narrow F32` with the layers 2, 0 and 3), on a CPU with caches in F32, greedily: `--spec-type draft-eagle3

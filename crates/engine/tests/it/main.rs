@@ -5,6 +5,7 @@ mod assistant;
 mod batch_invariant;
 mod common;
 mod context_shift;
+mod dflash;
 mod eagle3;
 mod embeddings;
 mod expert_scales;

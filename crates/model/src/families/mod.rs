@@ -10,6 +10,7 @@ pub(crate) mod bitnet;
 pub(crate) mod cohere;
 pub(crate) mod deci;
 pub(crate) mod deepseek2;
+pub(crate) mod dflash;
 pub(crate) mod drafter;
 pub(crate) mod eagle3;
 pub(crate) mod exaone4;

@@ -267,16 +267,21 @@ pub(crate) fn representative(plan: &Plan, weights: &Weights, sides: &[Side]) -> 
         if end > before {
             layers.push(ops.len());
         }
+        let mut appended = None;
         for op in &plan.ops[first..end] {
             let mut op = op.clone();
             match &mut op {
-                // The append comes first in a layer.
+                // The append comes first in a layer, if there is one.
                 Op::KvAppend { layer, .. } => {
                     kv.push(plan.kv[*layer]);
+                    borrowed.extend(plan.borrowed.get(*layer));
+                    appended = Some(*layer);
                     *layer = kv.len() - 1;
                 }
                 Op::Attention { layer, .. } => {
-                    if let Some(of_other) = plan.borrowed.get(*layer) {
+                    if let Some(of_other) = plan.borrowed.get(*layer)
+                        && appended != Some(*layer)
+                    {
                         kv.push(plan.kv[*layer]);
                         borrowed.push(*of_other);
                     }
