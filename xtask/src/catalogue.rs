@@ -72,7 +72,7 @@ pub(crate) static RELEASED: [Released; 90] = [
     row("MiniCPM-V-4.6-Thinking", "qwen35", "Q4_K_M", Text, &[IMAGES]),
     row("MiniCPM-V-4.5", "qwen3", "Q4_K_M", Text, &[IMAGES]),
     row("MiniCPM-V-4", "llama", "Q4_K_M", Text, &[IMAGES]),
-    row("Muse-Glimmer-30B", "muse-glimmer", "UD-Q4_K_XL", Text, &[IMAGES, DRAFTS]),
+    row("Muse-Glimmer-30B", "muse-glimmer", "UD-Q4_K_XL", Text, &[IMAGES]),
     row("MiniCPM-o-4.5-Vision", "qwen3", "Q4_K_M", Text, &[IMAGES]),
     row("MiniCPM-o-2.6-Vision", "qwen2", "Q4_K_M", Text, &[IMAGES]),
     row("Qwen3-0.6B", "qwen3", "Q4_0", Text, &[]),
