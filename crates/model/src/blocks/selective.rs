@@ -94,23 +94,24 @@ fn projections(
         SelectiveForm::Heads => [0..n, n..2 * n, 2 * n..2 * n + rank],
     };
     let n_rows = rank + 2 * n;
-    let mut part = |name: &str, rows| -> Result<Value, LoadError> {
-        let part = m.linear_rows(v, &all, n_rows, rows)?;
-        match scan.norms {
-            SelectiveNorms::None => Ok(part),
-            SelectiveNorms::Plain => Ok(m.plain_rms_norm(part)),
-            SelectiveNorms::Weighed => {
-                // PLaMo 2 has the tensors without the usual ending.
-                let [plain, usual] = [name, &format!("{name}.weight")].map(|it| layer.tensor(it));
-                let name = if m.loader.has(&plain) { plain } else { usual };
-                m.rms_norm_by(part, &name)
-            }
+    // All products before the norms, so that they can be one.
+    let mut part = |rows| m.linear_rows(v, &all, n_rows, rows);
+    let parts = [part(k)?, part(q)?, part(low)?];
+    let mut normed = |name: &str, part| match scan.norms {
+        SelectiveNorms::None => Ok(part),
+        SelectiveNorms::Plain => Ok(m.plain_rms_norm(part)),
+        SelectiveNorms::Weighed => {
+            // PLaMo 2 has the tensors without the usual ending.
+            let [plain, usual] = [name, &format!("{name}.weight")].map(|it| layer.tensor(it));
+            let name = if m.loader.has(&plain) { plain } else { usual };
+            m.rms_norm_by(part, &name)
         }
     };
+    let [k, q, low] = parts;
     Ok([
-        part("ssm_b_norm", k)?,
-        part("ssm_c_norm", q)?,
-        part("ssm_dt_norm", low)?,
+        normed("ssm_b_norm", k)?,
+        normed("ssm_c_norm", q)?,
+        normed("ssm_dt_norm", low)?,
     ])
 }
 
