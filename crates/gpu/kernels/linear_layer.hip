@@ -3,13 +3,17 @@
 //
 // linear_inputs:     the convolution of x, silu, and its parts, queries, keys and values, those with a norm divided by the
 //                    root of their mean square, times its weights; beta = f(beta), decay = rate * softplus(decay).
+// conv_silu, conv_silu_*: the convolution of x of one row per sequence, silu, and the conversion of that (acts.h).
 // linear_decode_*:   linear attention of one row per sequence, a norm of each head, times silu(gate).
 // linear_skip_*:     the same with the values times factors added, in place of the norm.
+// selective_decode_*: the same as linear_skip with a factor for each value of the state; the step, softplus(x), is also the
+//                    factor on new values.
 //
 // The shapes are those of recurrent.hip. Sums are in f32, over a thread's values, then over the threads in a fixed order.
+// conv_silu and selective_decode have the bits of the separate kernels.
 #include "activation.h"
+#include "acts.h"
 #include "recurrent.h"
-#include "team.h"
 
 // ---------------------------------------------------------------------------------------------- before
 // A team of 32 lanes has a group of values of a part, at most 128, or 32 heads, of some rows of a sequence. The teams with
@@ -103,6 +107,50 @@ KERNEL(linear_inputs, InputsParams, INPUT_THREADS) {
 }
 
 // ---------------------------------------------------------------------------------------------- one row
+// A thread has eight neighbouring values of a row. It alone reads them and the old state, before it writes either, so `out` may
+// be x. Values are moved as 16 bytes only if rows are whole octets. No shared memory.
+constexpr u32 CONV_THREADS = 128;
+
+struct ConvSiluParams {
+    Conv conv;
+    float* out;
+    ActsOut acts;
+    // Whether rows of `acts` are whole octets and its addresses multiples of 16.
+    u32 aligned;
+    u32 pad;
+    FIELDS(conv, out, acts, aligned, pad)
+};
+
+struct NoForm {
+    DEV_MEMBER static void put(const ActsOut&, u64, u32, u32, u32, const Octet&) {}
+};
+
+template <typename Form> DEV void conv_silu(const ConvSiluParams& p) {
+    const SeqRows seq = p.conv.seqs[bid_y()];
+    if (uniform(seq.n_rows) == 0) return;
+    const SeqState place = p.conv.places[bid_y()];
+    const u32 at = (bid_x() * CONV_THREADS + tid()) * OCTET, width = p.conv.width;
+    const u64 base = (u64)seq.first_row * width;
+    Octet all = {};
+    if (at < width) {
+        const ConvQuad quads[] = {{p.conv, seq, place, at, width}, {p.conv, seq, place, at + QUAD, width}};
+#pragma unroll
+        for (u32 i = 0; i < OCTET; i += QUAD) {
+            const Quad x = quads[i / QUAD].output(0);
+#pragma unroll
+            for (u32 k = 0; k < QUAD; k++) all.v[i + k] = silu(x.v[k]);
+            quads[i / QUAD].keep_all();
+        }
+        store_octet(p.out + base, at, width, p.conv.aligned, all);
+    }
+    Form::put(p.acts, base, at, width, p.aligned, all);
+}
+
+KERNEL(conv_silu, ConvSiluParams, CONV_THREADS) { conv_silu<NoForm>(p); }
+KERNEL(conv_silu_f32, ConvSiluParams, CONV_THREADS) { conv_silu<FormF32>(p); }
+KERNEL(conv_silu_q8x32, ConvSiluParams, CONV_THREADS) { conv_silu<FormQ8x32>(p); }
+KERNEL(conv_silu_q8x256, ConvSiluParams, CONV_THREADS) { conv_silu<FormQ8x256>(p); }
+
 // A block has the state of a head of a sequence, whose columns are at most THREADS / LANES; without a norm, which adds over
 // all columns, as many of them as SKIP_THREADS have.
 constexpr u32 THREADS = 512, SKIP_THREADS = 128;
@@ -111,7 +159,9 @@ struct DecodeParams {
     const float* q;
     const float* k;
     const float* v;
+    // Of values: what the step is computed from.
     const float* decay;
+    // Not of values.
     const float* beta;
     // The weights of the norm, [v_dim], or the factors of values, [n_heads, v_dim].
     const float* weight;
@@ -128,7 +178,27 @@ struct DecodeParams {
     FIELDS(q, k, v, decay, beta, weight, gate, states, out, seqs, places, kept, shape, eps, n_groups)
 };
 
-template <u32 LANES, u32 N_THREADS, bool NORM> DEV void linear_decode(const DecodeParams& p) {
+struct SelectiveParams {
+    DecodeParams decode;
+    // What steps multiply, as a state.
+    float* rates;
+    FIELDS(decode, rates)
+};
+
+// a * b, rounded before it is added to something.
+DEV float rounded_product(float a, float b) {
+#if defined(GPU_NV)
+    return __nvvm_mul_rn_f(a, b);
+#else
+#pragma clang fp contract(off)
+    return a * b;
+#endif
+}
+
+// What comes after the heads, and of what each factor is.
+enum class Of { NORM, SKIP, VALUES };
+
+template <u32 LANES, u32 N_THREADS, Of OF> DEV void linear_decode(const DecodeParams& p, float* of_values = nullptr) {
     constexpr u32 WIDTH = Column<LANES>::KEY_WIDTH;
     SHARED(float, k, WIDTH);
     SHARED(float, q, WIDTH);
@@ -142,6 +212,9 @@ template <u32 LANES, u32 N_THREADS, bool NORM> DEV void linear_decode(const Deco
     const u32 column = group * (N_THREADS / LANES) + state.of_block;
     if (place.start != NO_SLOT)
         state.each(shape, p.states, place.start, head, column, [&](u32 i, const float* from) { state.s[i] = *from; });
+    float rates[HELD] = {};
+    if constexpr (OF == Of::VALUES)
+        state.each(shape, of_values, 0, head, column, [&](u32 i, const float* from) { rates[i] = *from; });
     const u64 key = (row * shape.n_k_heads + shape.key_head(head)) * shape.k_dim;
     for (u32 i = tid(); i < WIDTH; i += N_THREADS) {
         k[i] = i < shape.k_dim ? p.k[key + i] : 0.0f;
@@ -150,7 +223,12 @@ template <u32 LANES, u32 N_THREADS, bool NORM> DEV void linear_decode(const Deco
     const u64 of_head = row * shape.n_heads + head, at = of_head * shape.v_dim + column;
     const bool has_value = column < shape.v_dim;
     const float v = has_value ? p.v[at] : 0.0f;
-    const float factor = exp_of(p.decay[of_head]), beta = p.beta[of_head];
+    float factor = 1.0f, beta;
+    if constexpr (OF == Of::VALUES) {
+        beta = has_value ? softplus(p.decay[at]) : 0.0f;
+    } else {
+        factor = exp_of(p.decay[of_head]), beta = p.beta[of_head];
+    }
     auto keep = [&](u32 slot) {
         state.each(shape, p.states, slot, head, column, [&](u32 i, float* to) { *to = state.s[i]; });
     };
@@ -159,23 +237,29 @@ template <u32 LANES, u32 N_THREADS, bool NORM> DEV void linear_decode(const Deco
     for (; n_done < place.n_kept && p.kept[place.first_kept + n_done].n_rows == 0; n_done++)
         keep(p.kept[place.first_kept + n_done].slot);
     shared_barrier();
-    const float known = state.sum(shape.delta ? state.product(k) : 0.0f);
+    float known = 0.0f;
+    if constexpr (OF == Of::VALUES) state.decay_values(shape.k_dim, beta, rates);
+    else known = state.sum(shape.delta ? state.product(k) : 0.0f);
     const float out = state.sum(state.change(k, q, factor, beta * (v - factor * known)));
     keep(place.slot);
     for (; n_done < place.n_kept; n_done++) keep(p.kept[place.first_kept + n_done].slot);
 
     const bool writes = has_value && state.part == 0;
-    if constexpr (NORM) {
+    if constexpr (OF == Of::NORM) {
         SHARED(float, parts, N_THREADS / WARP_SIZE);
         const float squares = block_reduce<Sum, N_THREADS>(writes ? out * out : 0.0f, parts);
         const float scale = 1.0f / sqrt_of(squares / (float)shape.v_dim + p.eps);
         if (writes) p.out[at] = out * scale * p.weight[column] * silu(p.gate[at]);
     } else {
-        if (writes) p.out[at] = fma(p.weight[head * shape.v_dim + column], v, out) * silu(p.gate[at]);
+        if (writes) p.out[at] = (out + rounded_product(p.weight[head * shape.v_dim + column], v)) * silu(p.gate[at]);
     }
 }
 
 #define LINEAR_DECODE(LANES)                                                                                           \
-    KERNEL(linear_decode_##LANES, DecodeParams, THREADS) { linear_decode<LANES, THREADS, true>(p); }                   \
-    KERNEL(linear_skip_##LANES, DecodeParams, SKIP_THREADS) { linear_decode<LANES, SKIP_THREADS, false>(p); }
-LINEAR_DECODE(1) LINEAR_DECODE(2) LINEAR_DECODE(4) LINEAR_DECODE(8)
+    KERNEL(linear_decode_##LANES, DecodeParams, THREADS) { linear_decode<LANES, THREADS, Of::NORM>(p); }               \
+    KERNEL(linear_skip_##LANES, DecodeParams, SKIP_THREADS) { linear_decode<LANES, SKIP_THREADS, Of::SKIP>(p); }
+#define SELECTIVE_DECODE(LANES)                                                                                        \
+    KERNEL(selective_decode_##LANES, SelectiveParams, SKIP_THREADS) {                                                  \
+        linear_decode<LANES, SKIP_THREADS, Of::VALUES>(p.decode, p.rates);                                             \
+    }
+LINEAR_DECODE(1) LINEAR_DECODE(2) LINEAR_DECODE(4) LINEAR_DECODE(8) SELECTIVE_DECODE(1) SELECTIVE_DECODE(2)

@@ -2,6 +2,7 @@
 //
 //     rms_norm:   y = x / sqrt(mean(x^2) + eps) * weight
 //     rms_norm_groups: the same of groups of a row, each with weights of its own
+//     rms_norms:  the same of three inputs, of which two are written in f32
 //     layer_norm: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
 //     quantize:   y = x
 //     quantize_gated: y = f(gate) * g(up), as `gated` in elementwise.hip
@@ -35,6 +36,50 @@ KERNEL_THAT_BEGINS(rms_norm_team_q8x32, NormParams, TEAM_THREADS) { norm_team<Rm
 KERNEL_THAT_BEGINS(rms_norm_team_q8x256, NormParams, TEAM_THREADS) { norm_team<Rms, FormQ8x256>(p); }
 KERNEL_THAT_BEGINS(layer_norm_block_f32, NormParams, BLOCK_THREADS) { norm_block<Layer, FormF32>(p); }
 KERNEL_THAT_BEGINS(layer_norm_team_f32, NormParams, TEAM_THREADS) { norm_team<Layer, FormF32>(p); }
+
+// A block has a row of three inputs, each by a team. All are read before a result is written, which may be in the place of one.
+constexpr u32 NORMS_THREADS = 4 * TEAM;
+
+struct RmsNormsParams {
+    NormParams norms[3];
+    FIELDS(norms)
+};
+
+template <typename Form> DEV void norm_of_block(const NormParams& p, u32 row) {
+    const float* x = p.x + (u64)row * p.width;
+    Octet second;
+    norm_row<Rms, Form, TEAM>(p, row, tid() % TEAM, nullptr, [&](u32 at, u32 end) {
+        if (at >= TEAM * OCTET) return second;
+        const Octet octet = load_octet(x, at, end, p.aligned);
+        second = load_octet(x, at + TEAM * OCTET, end, p.aligned);
+        shared_barrier();
+        return octet;
+    });
+}
+
+template <typename Form> DEV void rms_norms(const RmsNormsParams& p) {
+    const u32 team = tid() / TEAM;
+    // Teams that share a wave have the same form.
+    if (uniform(wave()) < 2 * TEAM / WARP_SIZE) {
+        NormParams norm = p.norms[0];
+        const NormParams& other = p.norms[1];
+        const bool is_other = team == 1;
+        norm.x = choose_loaded(is_other, norm.x, other.x);
+        norm.weight = choose_loaded(is_other, norm.weight, other.weight);
+        norm.out.values = choose_loaded(is_other, norm.out.values, other.out.values);
+        norm.width = choose_loaded(is_other, norm.width, other.width);
+        norm.aligned = choose_loaded(is_other, norm.aligned, other.aligned);
+        norm.eps = is_other ? other.eps : norm.eps;
+        norm_of_block<FormF32>(norm, bid_x());
+    } else {
+        // The fourth team has no row.
+        norm_of_block<Form>(p.norms[2], team == 2 ? bid_x() : p.norms[2].n_rows);
+    }
+}
+
+KERNEL_THAT_BEGINS(rms_norms_f32, RmsNormsParams, NORMS_THREADS) { rms_norms<FormF32>(p); }
+KERNEL_THAT_BEGINS(rms_norms_q8x32, RmsNormsParams, NORMS_THREADS) { rms_norms<FormQ8x32>(p); }
+KERNEL_THAT_BEGINS(rms_norms_q8x256, RmsNormsParams, NORMS_THREADS) { rms_norms<FormQ8x256>(p); }
 
 // A block of 128 threads, whose octets are 1024 values, for each group.
 constexpr u32 GROUP_THREADS = 128;

@@ -2,6 +2,8 @@
 
 use rocmforge_plan::{Activation, ConvForm, Decay, LinearHeads, LinearInputs, StateRule};
 
+use super::half::HalfRows;
+use super::norm::{ActsOut, OCTET, acts_out, aligned, checked_len, quantize};
 use super::recurrent::{
     Conv, ConvOperands, LinearShape, check_inputs, conv_operands, linear_shape, n_lanes,
 };
@@ -9,17 +11,20 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Table, kernels, layout};
 use crate::memory::{Address, Slice};
+use crate::operands::{ActFormat, Acts};
 use crate::step::{KeptState, SeqRows, SeqState, States, Step};
 
 const INPUT_THREADS: usize = 256;
+const CONV_THREADS: usize = 128;
 /// Lanes that share a group of values.
 const TEAM: usize = 32;
 /// Values of a group: four for each lane.
 const MAX_GROUP: usize = 4 * TEAM;
 const THREADS: usize = 512;
 const SKIP_THREADS: usize = 128;
-/// Threads of a column of the state of `linear_decode`.
+/// Threads of a column of the state of `linear_decode`, and of `selective_decode`.
 const MAX_LANES: usize = 8;
+const MAX_SELECTIVE_LANES: usize = 2;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -71,6 +76,26 @@ const _: () = assert!(size_of::<InputsParams>() == 224);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+struct ConvSiluParams {
+    conv: ConvOperands,
+    out: Address,
+    acts: ActsOut,
+    aligned: u32,
+    pad: u32,
+}
+
+layout!(ConvSiluParams {
+    conv,
+    out,
+    acts,
+    aligned,
+    pad
+});
+
+const _: () = assert!(size_of::<ConvSiluParams>() == 128);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 struct DecodeParams {
     q: Address,
     k: Address,
@@ -109,9 +134,24 @@ layout!(DecodeParams {
 
 const _: () = assert!(size_of::<DecodeParams>() == 136);
 
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SelectiveParams {
+    decode: DecodeParams,
+    rates: Address,
+}
+
+layout!(SelectiveParams { decode, rates });
+
+const _: () = assert!(size_of::<SelectiveParams>() == 144);
+
 kernels! {
     struct LinearLayerKernels {
         linear_inputs: InputsParams,
+        conv_silu: ConvSiluParams,
+        conv_silu_f32: ConvSiluParams,
+        conv_silu_q8x32: ConvSiluParams,
+        conv_silu_q8x256: ConvSiluParams,
         linear_decode_1: DecodeParams,
         linear_decode_2: DecodeParams,
         linear_decode_4: DecodeParams,
@@ -120,6 +160,8 @@ kernels! {
         linear_skip_2: DecodeParams,
         linear_skip_4: DecodeParams,
         linear_skip_8: DecodeParams,
+        selective_decode_1: SelectiveParams,
+        selective_decode_2: SelectiveParams,
     }
 }
 
@@ -247,6 +289,50 @@ pub fn linear_inputs(
     gpu.launch(kernel, grid, INPUT_THREADS as u32, 0, &params)
 }
 
+/// `out = silu(conv(x))` of one row per sequence, also in the form of `acts`. Gives the same bits as
+/// [`causal_conv`](super::causal_conv), [`activate`](super::activate) and [`quantize`](super::quantize), except in padding rows. `out`
+/// may be `x`.
+///
+/// # Panics
+/// If the shapes do not match, a sequence may have more rows, or the convolution is not plain.
+pub fn conv_silu(
+    gpu: &Gpu,
+    (conv, x): (&Conv<'_>, Slice<'_, f32>),
+    (step, places): (&Step<'_>, &States<'_>),
+    states: Slice<'_, f32>,
+    (out, acts): (Slice<'_, f32>, &Acts<'_>),
+) -> Result<(), GpuError> {
+    assert_eq!(step.max_rows_of_seq, 1, "one row per sequence");
+    assert_eq!(conv.form, ConvForm::Plain, "each value has an output");
+    assert_eq!(out.len(), step.n_rows() * conv.width, "rows of the step");
+    assert_eq!(out.len(), checked_len(acts), "acts has the shape of out");
+    let mut operands = conv_operands(gpu, conv, x, (step, places), (states, &[out]));
+    operands.aligned &= u32::from(conv.width.is_multiple_of(OCTET));
+    // Another launch converts rows that products also take as f16.
+    let is_apart = HalfRows::new(gpu, acts, None).is_some();
+    let kernels = &gpu.kernels().linear_layer;
+    let kernel = match acts.form {
+        _ if is_apart => &kernels.conv_silu,
+        ActFormat::F32 => &kernels.conv_silu_f32,
+        ActFormat::Q8x32 => &kernels.conv_silu_q8x32,
+        ActFormat::Q8x256 => &kernels.conv_silu_q8x256,
+    };
+    let params = ConvSiluParams {
+        conv: operands,
+        out: out.address(),
+        acts: acts_out(acts),
+        aligned: aligned(gpu, conv.width, &[acts.values.address()]),
+        pad: 0,
+    };
+    let n_blocks = conv.width.div_ceil(CONV_THREADS * OCTET);
+    let grid = [n_blocks as u32, step.n_seqs() as u32, 1];
+    gpu.launch(kernel, grid, CONV_THREADS as u32, 0, &params)?;
+    match is_apart {
+        true => quantize(gpu, out, acts),
+        false => Ok(()),
+    }
+}
+
 /// Whether [`linear_decode`] takes these heads.
 pub fn takes_decode(heads: &LinearHeads) -> bool {
     let n_lanes = n_lanes(heads);
@@ -272,7 +358,6 @@ pub fn linear_decode(
     (states, out): (Slice<'_, f32>, Slice<'_, f32>),
 ) -> Result<(), GpuError> {
     check_inputs((heads, Decay::Head, inputs), (step, places), (states, out));
-    assert_eq!(step.max_rows_of_seq, 1, "one row per sequence");
     assert!(takes_decode(heads), "{heads:?}");
     assert_eq!(gate.len(), out.len(), "gate has the shape of out");
     let n_lanes = n_lanes(heads);
@@ -286,30 +371,12 @@ pub fn linear_decode(
             (skip, 0.0, SKIP_THREADS)
         }
     };
-    let n_groups = columns_of(heads).div_ceil(n_threads / n_lanes);
-    let LinearInputs {
-        q,
-        k,
-        v,
-        decay,
-        beta,
-    } = inputs;
     let params = DecodeParams {
-        q: q.address(),
-        k: k.address(),
-        v: v.address(),
-        decay: decay.address(),
-        beta: beta.address(),
         weight: weight.address(),
         gate: gate.address(),
-        states: states.address(),
-        out: out.address(),
-        seqs: step.seqs.table(),
-        places: places.seqs.table(),
-        kept: places.kept.table(),
-        shape: linear_shape(gpu, (heads, rule), &[q, k]),
         eps,
-        n_groups: n_groups as u32,
+        n_groups: n_groups(heads, n_threads),
+        ..decode_params(gpu, (heads, rule), inputs, (step, places), (states, out))
     };
     let kernels = &gpu.kernels().linear_layer;
     let kernel = match (after, n_lanes) {
@@ -322,6 +389,119 @@ pub fn linear_decode(
         (AfterHeads::Skip(_), 4) => &kernels.linear_skip_4,
         (AfterHeads::Skip(_), _) => &kernels.linear_skip_8,
     };
-    let grid = [(heads.n_heads * n_groups) as u32, step.n_seqs() as u32, 1];
+    let grid = [
+        heads.n_heads as u32 * params.n_groups,
+        step.n_seqs() as u32,
+        1,
+    ];
     gpu.launch(kernel, grid, n_threads as u32, 0, &params)
+}
+
+/// Returns the blocks of a head.
+fn n_groups(heads: &LinearHeads, n_threads: usize) -> u32 {
+    columns_of(heads).div_ceil(n_threads / n_lanes(heads)) as u32
+}
+
+/// Returns what the kernels of one row have in common.
+fn decode_params(
+    gpu: &Gpu,
+    (heads, rule): (&LinearHeads, StateRule),
+    inputs: LinearInputs<Slice<'_, f32>>,
+    (step, places): (&Step<'_>, &States<'_>),
+    (states, out): (Slice<'_, f32>, Slice<'_, f32>),
+) -> DecodeParams {
+    assert_eq!(step.max_rows_of_seq, 1, "one row per sequence");
+    let LinearInputs {
+        q,
+        k,
+        v,
+        decay,
+        beta,
+    } = inputs;
+    DecodeParams {
+        q: q.address(),
+        k: k.address(),
+        v: v.address(),
+        decay: decay.address(),
+        beta: beta.address(),
+        weight: Address::NULL,
+        gate: Address::NULL,
+        states: states.address(),
+        out: out.address(),
+        seqs: step.seqs.table(),
+        places: places.seqs.table(),
+        kept: places.kept.table(),
+        shape: linear_shape(gpu, (heads, rule), &[q, k]),
+        eps: 0.0,
+        n_groups: 0,
+    }
+}
+
+/// What Mamba-1 has beside its inputs.
+#[derive(Clone, Copy)]
+pub struct SelectiveWeights<'a> {
+    /// What steps multiply, as a state.
+    pub rates: Slice<'a, f32>,
+    /// The values times these, `[n_heads * v_dim]`, are added to the output.
+    pub skip: Slice<'a, f32>,
+}
+
+/// Whether [`selective_decode`] takes these heads.
+pub fn takes_selective(heads: &LinearHeads) -> bool {
+    n_lanes(heads) <= MAX_SELECTIVE_LANES
+}
+
+/// `out = (linear_attention(q, k, v, t, t) + skip * v) * silu(gate)` with a factor for each value of the state, of one row per
+/// sequence, where `t` is `softplus(dt)`. The shapes and states are those of [`linear_attention`](super::linear_attention), which
+/// with the operations around it gives the same bits. `out` may be `v`, `dt` or `gate`.
+///
+/// # Panics
+/// If the shapes do not match, a sequence may have more rows, or [`takes_selective`] is false.
+pub fn selective_decode(
+    gpu: &Gpu,
+    (heads, weights): (&LinearHeads, SelectiveWeights<'_>),
+    ([q, k, v], dt): ([Slice<'_, f32>; 3], Slice<'_, f32>),
+    gate: Slice<'_, f32>,
+    (step, places): (&Step<'_>, &States<'_>),
+    (states, out): (Slice<'_, f32>, Slice<'_, f32>),
+) -> Result<(), GpuError> {
+    let SelectiveWeights { rates, skip } = weights;
+    let inputs = LinearInputs {
+        q,
+        k,
+        v,
+        decay: dt,
+        beta: dt,
+    };
+    check_inputs(
+        (heads, Decay::Value(rates), inputs),
+        (step, places),
+        (states, out),
+    );
+    assert!(takes_selective(heads), "{heads:?}");
+    assert_eq!(rates.len(), heads.state_len(), "rates of all values");
+    assert_eq!(gate.len(), out.len(), "gate has the shape of out");
+    assert_eq!(skip.len(), heads.n_heads * heads.v_dim, "skip of values");
+    let how = (heads, StateRule::Add);
+    let decode = DecodeParams {
+        weight: skip.address(),
+        gate: gate.address(),
+        n_groups: n_groups(heads, SKIP_THREADS),
+        ..decode_params(gpu, how, inputs, (step, places), (states, out))
+    };
+    let params = SelectiveParams {
+        decode,
+        rates: rates.address(),
+    };
+    let kernels = &gpu.kernels().linear_layer;
+    let kernel = match n_lanes(heads) {
+        1 => &kernels.selective_decode_1,
+        _ => &kernels.selective_decode_2,
+    };
+    let grid = [
+        heads.n_heads as u32 * decode.n_groups,
+        step.n_seqs() as u32,
+        1,
+    ];
+    gpu.launch(kernel, grid, SKIP_THREADS as u32, 0, &params)
 }

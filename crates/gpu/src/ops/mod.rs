@@ -58,13 +58,14 @@ pub use jobs::{ExpertProduct, Gated, Product};
 pub(crate) use kv_move::check_move;
 pub use kv_move::{KeyTurn, KvMoves, SlotRun, kv_move};
 pub use linear_layer::{
-    AfterHeads, ConvPart, GroupNorm, HeadFactors, linear_decode, linear_inputs, takes_decode,
-    takes_factor, takes_group,
+    AfterHeads, ConvPart, GroupNorm, HeadFactors, SelectiveWeights, conv_silu, linear_decode,
+    linear_inputs, selective_decode, takes_decode, takes_factor, takes_group, takes_selective,
 };
 pub use mask::{forbid, mask_words};
 pub use mxfp6::{Mxfp6, dequantize_mxfp6, dequantize_mxfp6_f16};
 pub use norm::{
-    layer_norm, quantize, rms_norm, rms_norm_groups, rms_norm_groups_quantize, rms_norm_quantize,
+    RowNorm, layer_norm, quantize, rms_norm, rms_norm_groups, rms_norm_groups_quantize,
+    rms_norm_quantize, rms_norms,
 };
 pub use own::converts;
 pub use products::{

@@ -18,6 +18,9 @@ pub(super) const BLOCK_THREADS: u32 = 512;
 const TEAM_THREADS: u32 = 256;
 const TEAM_ROWS: u32 = 8;
 
+/// Threads of a block that handles rows of three inputs.
+const NORMS_THREADS: u32 = 128;
+
 /// Threads of a block that handles a group of a row.
 const GROUP_THREADS: u32 = 128;
 
@@ -71,6 +74,16 @@ layout!(NormParams {
 });
 
 const _: () = assert!(size_of::<NormParams>() == 80);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RmsNormsParams {
+    norms: [NormParams; 3],
+}
+
+layout!(RmsNormsParams { norms });
+
+const _: () = assert!(size_of::<RmsNormsParams>() == 240);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -135,6 +148,9 @@ kernels! {
         rms_norm_team_f32: NormParams,
         rms_norm_team_q8x32: NormParams,
         rms_norm_team_q8x256: NormParams,
+        rms_norms_f32: RmsNormsParams,
+        rms_norms_q8x32: RmsNormsParams,
+        rms_norms_q8x256: RmsNormsParams,
         rms_norm_groups_f32: NormGroupsParams,
         rms_norm_groups_q8x32: NormGroupsParams,
         rms_norm_groups_q8x256: NormGroupsParams,
@@ -255,6 +271,54 @@ pub fn rms_norm_quantize(
     out: &Acts<'_>,
 ) -> Result<(), GpuError> {
     Norm::of_rows(x, (weight, eps), normed).launch(gpu, Kind::Rms, out)
+}
+
+/// The input of an RMS norm of rows.
+#[derive(Clone, Copy)]
+pub struct RowNorm<'a> {
+    /// `[n_rows, width]`.
+    pub x: Slice<'a, f32>,
+    /// `[width]`.
+    pub weight: Slice<'a, f32>,
+    pub eps: f32,
+}
+
+/// Norms of the rows of three inputs: of two to f32, of one in the form of `out`. Gives the same bits as [`rms_norm`] and
+/// [`rms_norm_quantize`], which it launches if rows are wide. A result may be in the place of an input as wide.
+///
+/// # Panics
+/// If the shapes do not match.
+pub fn rms_norms(
+    gpu: &Gpu,
+    norms: [(RowNorm<'_>, Slice<'_, f32>); 2],
+    (last, out): (RowNorm<'_>, &Acts<'_>),
+) -> Result<(), GpuError> {
+    let is_wide = |norm: RowNorm<'_>| is_of_block(gpu, norm.weight.len());
+    if is_wide(last) || norms.iter().any(|(norm, _)| is_wide(*norm)) {
+        for (norm, out) in norms {
+            rms_norm(gpu, norm.x, norm.weight, norm.eps, out)?;
+        }
+        return rms_norm_quantize(gpu, last.x, last.weight, last.eps, None, out);
+    }
+    let params = |norm: RowNorm<'_>, out: &Acts<'_>| {
+        Norm::new(norm.x, norm.weight, norm.eps).params(gpu, out)
+    };
+    let last = params(last, out);
+    let [first, second] = norms.map(|(norm, to)| {
+        let to = f32_acts(to, norm.weight.len());
+        assert_eq!(to.n_rows, out.n_rows, "as many rows as out");
+        params(norm, &to)
+    });
+    let kernels = &gpu.kernels().norm;
+    let kernel = match out.form {
+        ActFormat::F32 => &kernels.rms_norms_f32,
+        ActFormat::Q8x32 => &kernels.rms_norms_q8x32,
+        ActFormat::Q8x256 => &kernels.rms_norms_q8x256,
+    };
+    let params = RmsNormsParams {
+        norms: [first, second, last],
+    };
+    gpu.launch(kernel, [last.n_rows, 1, 1], NORMS_THREADS, 0, &params)
 }
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` on groups of `weight.len() / n_groups` values; so many neighbouring groups have

@@ -4,7 +4,7 @@ use crate::common;
 use crate::common::any_order;
 use crate::common::values::{Random, assert_close};
 use half::f16;
-use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, ops};
+use rocmforge_gpu::{ActFormat, ActsBuffer, Buffer, Gpu, ops};
 
 const EPS: f32 = 1e-6;
 
@@ -265,6 +265,65 @@ fn fused_norm_matches_separate_kernels() {
                 check(&acts, &format!("and f32: {what}"));
                 assert_eq!(gpu.read(kept.as_slice::<f32>()).unwrap(), normed, "{what}");
             }
+        }
+    }
+}
+
+/// Norms of three inputs in one launch, where results replace inputs, and in several if rows are wide.
+#[test]
+fn norms_of_three_inputs_have_the_bits_of_separate_launches() {
+    let mut random = Random(11);
+    for gpu in common::gpus_with(&["loads=narrow", "norms=block"]) {
+        for (widths, form, n_rows) in [
+            ([16, 16, 256], ActFormat::Q8x256, 1),
+            ([16, 16, 96], ActFormat::Q8x32, 5),
+            ([7, 7, 300], ActFormat::F32, 3),
+            ([512, 512, 512], ActFormat::Q8x256, 2),
+            ([16, 16, 1024], ActFormat::Q8x32, 2),
+        ] {
+            let inputs = widths.map(|width| random.normals(n_rows * width));
+            let weights = widths.map(|width| gpu.upload(&random.normals(width)).unwrap());
+            let acts = || ActsBuffer::new(&gpu, form, n_rows, widths[2]).unwrap();
+            let read = |[a, b]: [&Buffer; 2], acts: &ActsBuffer| {
+                let acts = acts.rows(n_rows);
+                let mut all: Vec<u32> = Vec::new();
+                for values in [a.as_slice(), b.as_slice(), acts.values, acts.scales] {
+                    all.extend(gpu.read(values).unwrap().iter().map(|x: &f32| x.to_bits()));
+                }
+                all.extend(gpu.read(acts.codes).unwrap().iter().map(|&x| x as u32));
+                all.extend(gpu.read(acts.sums).unwrap().iter().map(|&x| x as u32));
+                all
+            };
+            let upload = || inputs.each_ref().map(|values| gpu.upload(values).unwrap());
+            let ([x, y, z], acts_of_last) = (upload(), acts());
+            let outs = [&x, &y].map(|x| gpu.alloc::<f32>(x.as_slice::<f32>().len()).unwrap());
+            for (i, x) in [&x, &y].into_iter().enumerate() {
+                let (weight, out) = (weights[i].as_slice(), outs[i].as_slice());
+                ops::rms_norm(&gpu, x.as_slice(), weight, EPS, out).unwrap();
+            }
+            let (weight, out) = (weights[2].as_slice(), acts_of_last.rows(n_rows));
+            ops::rms_norm_quantize(&gpu, z.as_slice(), weight, EPS, None, &out).unwrap();
+            let expected = read(outs.each_ref(), &acts_of_last);
+
+            let found = any_order(|| {
+                let ([x, y, z], acts) = (upload(), acts());
+                let apart = gpu.alloc::<f32>(inputs[0].len()).unwrap();
+                let [first, second, last] = [(&x, 0), (&y, 1), (&z, 2)].map(|(x, index)| {
+                    let weight = weights[index].as_slice();
+                    let x = x.as_slice();
+                    ops::RowNorm {
+                        x,
+                        weight,
+                        eps: EPS,
+                    }
+                });
+                // The second result is where the first input was.
+                let norms = [(first, apart.as_slice()), (second, x.as_slice())];
+                ops::rms_norms(&gpu, norms, (last, &acts.rows(n_rows))).unwrap();
+                read([&apart, &x], &acts)
+            });
+            let what = format!("{widths:?} {form:?} on {}", common::name(&gpu));
+            assert!(found == expected, "{what}");
         }
     }
 }

@@ -2,6 +2,7 @@
 //! zeros, from their own slot and from one that two of them share, and keep copies on the way.
 
 mod channel_layer;
+mod selective_layer;
 
 use rocmforge_gpu::ops::{self, AfterHeads, Conv, ConvPart, GroupNorm, HeadFactors};
 use rocmforge_gpu::{Activation, Buffer, Gpu, KeptState, SeqRows, SeqState, Slice, States, Step};
