@@ -27,7 +27,7 @@ pub fn of_merged(ops: &[Op]) -> Option<&'static str> {
         }
     } else if has(|op| matches!(op, Op::CombineExperts { .. })) {
         "combine_experts"
-    } else if has(|op| matches!(op, Op::Quantize { .. })) {
+    } else if has(|op| matches!(op, Op::Quantize { .. } | Op::NormQuantize { .. })) {
         "norm_quantize"
     } else {
         "rope_kv"
@@ -160,6 +160,14 @@ mod tests {
             of_merged(&[norm.clone(), quantize.clone()]),
             Some("norm_quantize")
         );
+        let both = Op::NormQuantize {
+            x: BufferId(2),
+            weight: WeightId(0),
+            n_groups: 1,
+            eps: 1e-5,
+            out: ActsId(0),
+        };
+        assert_eq!(of_merged(&[norm.clone(), both]), Some("norm_quantize"));
         let route = Op::Route {
             logits: BufferId(2),
             bias: None,

@@ -343,7 +343,8 @@ test_cases! {
     kimi_linear("kimi_linear", 13),
     bailingmoe3("bailingmoe3", 14),
     nemotron_h("nemotron_h", 7),
-    jamba("jamba", 0),
+    jamba("jamba", 8),
+    plamo2("plamo2", 7),
 }
 
 /// Every operation of a prompt and of a decode step, and the states after it.

@@ -1,7 +1,7 @@
 //! Step times: backends report the operations that ran, in order and within the step, and observing them does not
 //! change results. No test asserts a duration.
 
-use rocmforge_testkit::models as synth;
+use rocmforge_testkit::models::{self as synth, families};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -179,4 +179,33 @@ fn moe_layers_are_few_launches() {
         "{} launches: {kernels:?}",
         kernels.len()
     );
+}
+
+/// What is between the four products of a layer of Mamba-1 is one launch each: the convolution, norms, the scan and the
+/// conversion of its result.
+#[test]
+fn layers_of_mamba_1_are_few_launches() {
+    let Some(gpu) = test_gpu() else { return };
+    let writer = families::model_of("jamba", GgmlType::Q8_0, 1).unwrap();
+    let gguf = Gguf::from_vec(writer.unwrap().to_vec().unwrap()).unwrap();
+    let model = Model::load(Arc::new(gguf)).unwrap();
+    let steps = observed(&model, &gpu);
+    let launches = &steps.last().unwrap().launches;
+    let kernels = launches.iter().map(|l| match l.kernel.1 {
+        kernel if kernel.starts_with("gemv") => "product",
+        kernel => kernel,
+    });
+    let kernels: Vec<&str> = kernels.collect();
+    let layer = [
+        "product",
+        "conv_silu_q8x32",
+        "product",
+        "rms_norms_q8x32",
+        "product",
+        "selective_decode_1",
+        "quantize_q8x32",
+        "product",
+    ];
+    let mut parts = kernels.windows(layer.len());
+    assert!(parts.any(|part| part == layer), "{kernels:?}");
 }

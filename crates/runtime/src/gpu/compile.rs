@@ -4,6 +4,7 @@ mod channel;
 mod heads;
 mod linear;
 mod own;
+mod selective;
 
 use std::ops::Range;
 
@@ -20,6 +21,7 @@ pub(crate) use channel::ChannelDecodeOps;
 pub(crate) use heads::{AttendToHeadsOps, HeadProductsOps, LatentQueriesOps};
 pub(crate) use linear::{AfterHeads, LinearDecodeOps, LinearInputsOps};
 pub(crate) use own::OwnConversion;
+pub(crate) use selective::{ConvSiluOps, NormsOps, RowNorm, SelectiveDecodeOps};
 
 /// One or more consecutive operations of a plan that run as one. `first` is the index of the first.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,6 +61,15 @@ pub(crate) enum Stage {
     /// All between the products of a layer of linear attention with a decay of each channel. The operations run one by one if
     /// a sequence has several rows.
     ChannelDecode { first: usize, ops: ChannelDecodeOps },
+    /// A convolution, its activation and the conversion of that. The operations run one by one if a sequence has several rows.
+    ConvSilu { first: usize, ops: ConvSiluOps },
+    /// Norms of rows of three values.
+    Norms { first: usize, ops: NormsOps },
+    /// The scan of Mamba-1 with what is around it. The operations run one by one if a sequence has several rows.
+    SelectiveDecode {
+        first: usize,
+        ops: SelectiveDecodeOps,
+    },
 }
 
 /// The operands of [`Stage::NormQuantize`].
@@ -169,6 +180,9 @@ impl Stage {
             Stage::LinearInputs { first, ops } => first..first + ops.n_ops,
             Stage::LinearDecode { first, ops } => first..first + ops.n_ops(),
             Stage::ChannelDecode { first, ops } => first..first + ops.n_ops,
+            Stage::ConvSilu { first, .. } => first..first + ConvSiluOps::N_OPS,
+            Stage::Norms { first, .. } => first..first + NormsOps::N_OPS,
+            Stage::SelectiveDecode { first, .. } => first..first + SelectiveDecodeOps::N_OPS,
         }
     }
 
@@ -183,7 +197,10 @@ impl Stage {
     /// Returns the buffers that the unfused operations write but this stage leaves undefined.
     pub(crate) fn undefined(&self) -> Vec<BufferId> {
         match *self {
-            Stage::One(_) | Stage::NormQuantize { .. } | Stage::Router { .. } => vec![],
+            Stage::One(_)
+            | Stage::NormQuantize { .. }
+            | Stage::Router { .. }
+            | Stage::Norms { .. } => vec![],
             Stage::GatedQuantize { ops, .. } => vec![ops.unwritten],
             Stage::RopeKv { ops, .. } => vec![ops.k_unwritten],
             Stage::HeadProducts { ops, .. } => vec![ops.unwritten],
@@ -220,6 +237,8 @@ impl Stage {
             Stage::LinearInputs { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
             Stage::LinearDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
             Stage::ChannelDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
+            Stage::ConvSilu { ops, .. } => ops.unwritten.into_iter().collect(),
+            Stage::SelectiveDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
         }
     }
 }
@@ -286,8 +305,20 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Seg
                     Some(Stage::LinearDecode { first: at, ops })
                 })
                 .or_else(|| {
-                    let ops = channel::decode(plan, weights, range)?;
+                    let ops = channel::decode(plan, weights, range.clone())?;
                     Some(Stage::ChannelDecode { first: at, ops })
+                })
+                .or_else(|| {
+                    let ops = selective::conv_silu(plan, range.clone())?;
+                    Some(Stage::ConvSilu { first: at, ops })
+                })
+                .or_else(|| {
+                    let ops = selective::norms(plan, weights, range.clone())?;
+                    Some(Stage::Norms { first: at, ops })
+                })
+                .or_else(|| {
+                    let ops = selective::decode(plan, range)?;
+                    Some(Stage::SelectiveDecode { first: at, ops })
                 });
             let stage = merged.filter(|stage| !is_exported(part, stage));
             let stage = stage.unwrap_or(Stage::One(at));

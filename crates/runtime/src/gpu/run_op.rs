@@ -3,14 +3,15 @@
 use rocmforge_gpu::ops::{
     self, ChannelFactors, ChannelInput, Conv, ConvPart, ExpertGated, ExpertProduct, Gated,
     GroupNorm, HeadFactors, HeadNorms, LatentHeads, LatentRopeKv, Product, Queries, RopeKv,
-    Rotation, Scores,
+    Rotation, Scores, SelectiveWeights,
 };
 use rocmforge_gpu::{Acts, Gpu, GpuError, KvLayer, OutMode, Slice, Source};
 
 use super::compile::{
-    AfterHeads, AttendToHeadsOps, ChannelDecodeOps, ExpertGateOps, GatedQuantizeOps,
+    AfterHeads, AttendToHeadsOps, ChannelDecodeOps, ConvSiluOps, ExpertGateOps, GatedQuantizeOps,
     HeadProductsOps, LatentQueriesOps, LinearDecodeOps, LinearInputsOps, NormAfter,
-    NormQuantizeOps, OwnConversion, RopeKvOps, RouterOps, Stage,
+    NormQuantizeOps, NormsOps, OwnConversion, RopeKvOps, RouterOps, RowNorm, SelectiveDecodeOps,
+    Stage,
 };
 use super::memory::Memory;
 use super::step::StepShape;
@@ -62,7 +63,15 @@ impl<'a> Launcher<'a> {
             Stage::LinearInputs { ops, .. } => self.linear_inputs(ops),
             Stage::LinearDecode { ops, .. } if self.has_one_row_each() => self.linear_decode(ops),
             Stage::ChannelDecode { ops, .. } if self.has_one_row_each() => self.channel_decode(ops),
-            Stage::LinearDecode { .. } | Stage::ChannelDecode { .. } => {
+            Stage::ConvSilu { ops, .. } if self.has_one_row_each() => self.conv_silu(ops),
+            Stage::Norms { ops, .. } => self.norms(ops),
+            Stage::SelectiveDecode { ops, .. } if self.has_one_row_each() => {
+                self.selective_decode(ops)
+            }
+            Stage::LinearDecode { .. }
+            | Stage::ChannelDecode { .. }
+            | Stage::ConvSilu { .. }
+            | Stage::SelectiveDecode { .. } => {
                 let mut indices = stage.ops();
                 indices.try_for_each(|index| self.run_op(&self.plan.ops[index]))
             }
@@ -879,6 +888,53 @@ impl<'a> Launcher<'a> {
             &ops.heads,
             (parts, factors),
             (self.group_norm(ops.norm), self.buffer(ops.gate)),
+            (&step, &places),
+            (memory.state(ops.state), self.buffer(ops.out)),
+        )
+    }
+
+    /// Computes a convolution of one row per sequence with its activation.
+    fn conv_silu(&self, ops: &ConvSiluOps) -> Result<(), GpuError> {
+        let memory = self.memory;
+        let (step, places) = (memory.step.step(self.shape), memory.step.states(self.shape));
+        let conv = self.conv(ops.weight, ops.bias, (ConvForm::Plain, self.width(ops.x)));
+        let acts = memory.acts(ops.acts, self.shape);
+        ops::conv_silu(
+            self.gpu,
+            (&conv, self.buffer(ops.x)),
+            (&step, &places),
+            memory.state(ops.state),
+            (self.buffer(ops.out), &acts),
+        )
+    }
+
+    /// Normalizes the rows of three values.
+    fn norms(&self, ops: &NormsOps) -> Result<(), GpuError> {
+        let norm = |norm: RowNorm| ops::RowNorm {
+            x: self.buffer(norm.x),
+            weight: self.weights.vector(norm.weight),
+            eps: norm.eps,
+        };
+        let norms = ops.norms.map(|(of, out)| (norm(of), self.buffer(out)));
+        let (last, out) = ops.last;
+        let acts = self.memory.acts(out, self.shape);
+        ops::rms_norms(self.gpu, norms, (norm(last), &acts))
+    }
+
+    /// Computes the scan of Mamba-1 of one row per sequence, and what is around it.
+    fn selective_decode(&self, ops: &SelectiveDecodeOps) -> Result<(), GpuError> {
+        let memory = self.memory;
+        let (step, places) = (memory.step.step(self.shape), memory.step.states(self.shape));
+        let weights = SelectiveWeights {
+            rates: self.weights.vector(ops.rates),
+            skip: self.weights.vector(ops.skip),
+        };
+        let inputs = ops.inputs.map(|id| self.buffer(id));
+        ops::selective_decode(
+            self.gpu,
+            (&ops.heads, weights),
+            (inputs, self.buffer(ops.dt)),
+            self.buffer(ops.gate),
             (&step, &places),
             (memory.state(ops.state), self.buffer(ops.out)),
         )
