@@ -79,7 +79,7 @@ const NEMOTRON: Row = Row {
         ..MAMBA
     }),
     keys: &[LAYER_EPS],
-    prompts: &[1, 17, 300],
+    prompts: &[1, 17, 300, 1500],
     ..LLAMA
 };
 
@@ -124,6 +124,7 @@ pub(super) static ROWS: &[Row] = &[
         }),
         output: Output::Tied,
         keys: &[(GATING, U(2)), ONE_DENSE],
+        prompts: &[1, 33, 130, 1500],
         ..LLAMA
     },
     Row {
@@ -228,6 +229,7 @@ pub(super) static ROWS: &[Row] = &[
             ("rope.scaling.finetuned", B(false)),
             ("expert_shared_feed_forward_length", U(256)),
         ],
+        prompts: &[1, 33, 130, 1500],
         ..LLAMA
     },
     Row {
@@ -240,7 +242,7 @@ pub(super) static ROWS: &[Row] = &[
             heads: [6, 1, 48, 32],
             ..MAMBA
         }),
-        prompts: &[1, 17, 300],
+        prompts: &[1, 17, 300, 1500],
         ..LLAMA
     },
     Row {
@@ -365,7 +367,7 @@ pub(super) static ROWS: &[Row] = &[
             ..MAMBA_1
         }),
         keys: &[("ssm.dt_b_c_rms", B(true))],
-        prompts: &[1, 17, 300],
+        prompts: &[1, 17, 300, 1500],
         ..LLAMA
     },
     Row {
