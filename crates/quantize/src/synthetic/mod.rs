@@ -18,7 +18,10 @@ use crate::plan::TensorPlan;
 
 pub use draft::{Draft, Tensor, Values};
 pub use named::{SyntheticError, types_of};
-pub use shapes::{SHAPES, Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba};
+pub use shapes::{
+    SHAPES, Shape, ShapeChannels, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba,
+    ShapeSelective,
+};
 
 /// A synthetic model to write or open.
 #[derive(Debug)]
@@ -186,7 +189,54 @@ mod tests {
         }
     }
 
-    /// Loads a narrow model of every shape and checks its types.
+    /// As many weights as are stated of the released models, in millions.
+    #[test]
+    fn shapes_of_hybrids_have_their_weights() {
+        for (name, expected) in [
+            ("qwen3.5-27b", 26_000..28_000),
+            ("qwen3.5-35b-a3b", 34_000..36_000),
+            ("granite-4-h-micro", 3_100..3_300),
+            ("nemotron-3-nano-30b", 31_400..31_700),
+            ("kimi-linear-48b", 48_000..49_500),
+            ("jamba-reasoning-3b", 2_900..3_100),
+        ] {
+            let tensors = tensors::all(&Shape::find(name).unwrap());
+            let sizes = tensors.iter().map(|t| t.dims.iter().product::<u64>());
+            let n = sizes.sum::<u64>() / 1_000_000;
+            assert!(expected.contains(&n), "{name}: {n}");
+        }
+    }
+
+    /// Layers of one kind each, at the places of the released models.
+    #[test]
+    fn hybrids_have_attention_in_the_layers_of_released_models() {
+        for (name, expected) in [
+            ("nemotron-3-nano-30b", vec![5, 12, 19, 26, 33, 42]),
+            ("kimi-linear-48b", vec![3, 7, 11, 15, 19, 23, 26]),
+            ("jamba-reasoning-3b", vec![7, 21]),
+            ("granite-4-h-micro", vec![5, 15, 25, 35]),
+        ] {
+            let shape = Shape::find(name).unwrap();
+            let names: Vec<String> = { tensors::all(&shape).into_iter() }
+                .map(|tensor| tensor.name)
+                .collect();
+            let has = |layer: usize, part: &str| names.contains(&format!("blk.{layer}.{part}"));
+            let layers = 0..shape.n_layers;
+            let is_attention = |layer: &usize| {
+                ["attn_v.weight", "attn_v_b.weight"]
+                    .iter()
+                    .any(|part| has(*layer, part))
+                    && !has(*layer, "ssm_a")
+            };
+            assert_eq!(
+                layers.filter(is_attention).collect::<Vec<_>>(),
+                expected,
+                "{name}"
+            );
+        }
+    }
+
+    /// Loads a narrow model of every shape, with a layer of attention, and checks its types.
     #[test]
     fn loads_models_of_every_shape() {
         for (i, shape) in SHAPES.iter().enumerate() {
@@ -203,10 +253,18 @@ mod tests {
                 }),
                 ..*shape
             };
+            let has_heads = |n_layers: &usize| {
+                let shape = Shape {
+                    n_layers: *n_layers,
+                    ..small
+                };
+                (0..*n_layers).any(|layer| shape.has_heads(layer))
+            };
+            let n_layers = (2..shape.n_layers).find(has_heads).unwrap();
             let synthetic = Synthetic {
                 shape: small,
                 types: QuantizeOptions::new(file_type),
-                n_layers: Some(2),
+                n_layers: Some(n_layers),
                 metadata: vec![("tokenizer.ggml.pre".to_string(), "default".into())],
             };
             let mut bytes = Vec::new();
@@ -225,7 +283,7 @@ mod tests {
                 assert_eq!(v.ty, expected, "{}", shape.name);
             }
             let model = Model::load(gguf).unwrap_or_else(|e| panic!("{}: {e}", shape.name));
-            assert_eq!(model.config.n_layers(), 2);
+            assert_eq!(model.config.n_layers(), n_layers);
             assert_eq!(model.config.n_vocab, 512);
         }
     }

@@ -17,8 +17,14 @@ pub struct Shape {
     pub latent: Option<ShapeLatent>,
     /// Gated delta nets in place of attention in most layers.
     pub linear: Option<ShapeLinear>,
+    /// Gated delta nets with a decay of each channel in place of latent attention in most layers.
+    pub channels: Option<ShapeChannels>,
     /// Mamba-2 in place of attention in most layers.
     pub mamba: Option<ShapeMamba>,
+    /// Mamba-1 in place of attention in most layers.
+    pub selective: Option<ShapeSelective>,
+    /// What each layer is, where it is one of Mamba-2 (`M`), attention (`*`) and experts (`E`); empty if layers have two blocks.
+    pub blocks: &'static str,
     pub n_vocab: usize,
     pub rope_base: f32,
     pub n_ctx: usize,
@@ -76,10 +82,37 @@ pub struct ShapeLinear {
     pub n_rot: usize,
 }
 
+/// The shape of layers of linear attention with a decay of each channel (Kimi Linear).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeChannels {
+    /// The last layer of each so many has attention, as the last one of the model.
+    pub interval: usize,
+    /// Tokens that the convolutions see.
+    pub n_conv: usize,
+    pub n_heads: usize,
+    /// Values per head of queries, keys and values.
+    pub dim: usize,
+}
+
+/// The shape of layers of Mamba-1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeSelective {
+    /// The layers with attention instead: the first of them, and the distance to the next.
+    pub attention: [usize; 2],
+    /// Tokens that the convolution sees.
+    pub n_conv: usize,
+    /// Width of the values.
+    pub n_inner: usize,
+    /// Values of a key.
+    pub n_state: usize,
+    /// Width of the vector from which steps are computed.
+    pub rank: usize,
+}
+
 /// The shape of layers of Mamba-2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShapeMamba {
-    /// The layers with attention instead: the first of them, and the distance to the next.
+    /// The layers with attention instead, unless [`Shape::blocks`] says it: the first of them, and the distance to the next.
     pub attention: [usize; 2],
     /// Tokens that the convolution sees.
     pub n_conv: usize,
@@ -122,7 +155,10 @@ const fn shape(
         head_dim,
         latent: None,
         linear: None,
+        channels: None,
         mamba: None,
+        selective: None,
+        blocks: "",
         n_vocab,
         rope_base,
         n_ctx,
@@ -260,6 +296,49 @@ const fn mamba(
     }
 }
 
+/// Linear attention with a decay of each channel, of which each fourth layer and the last one have attention instead: heads, and
+/// values per head.
+const fn channels([n_heads, dim]: [usize; 2], shape: Shape) -> Shape {
+    let channels = ShapeChannels {
+        interval: 4,
+        n_conv: 4,
+        n_heads,
+        dim,
+    };
+    Shape {
+        channels: Some(channels),
+        ..shape
+    }
+}
+
+/// Mamba-1 in most layers: the first with attention and the distance to the next; width of the values, values of a key, and the
+/// width from which steps are computed.
+const fn selective(
+    attention: [usize; 2],
+    [n_inner, n_state, rank]: [usize; 3],
+    shape: Shape,
+) -> Shape {
+    let selective = ShapeSelective {
+        attention,
+        n_conv: 4,
+        n_inner,
+        n_state,
+        rank,
+    };
+    Shape {
+        selective: Some(selective),
+        ..shape
+    }
+}
+
+/// Layers of one block each.
+const fn blocks(blocks: &'static str, shape: Shape) -> Shape {
+    Shape { blocks, ..shape }
+}
+
+/// The layers of Nemotron 3 Nano.
+const NEMOTRON_3_NANO: &str = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME";
+
 /// All shapes: layers, embedding, feed-forward; heads, KV heads, head size; vocabulary, context; RoPE base, epsilon.
 #[rustfmt::skip]
 pub const SHAPES: &[Shape] = &[
@@ -294,10 +373,18 @@ pub const SHAPES: &[Shape] = &[
     shape(("olmo2-7b", "olmo2"), [32, 4096, 11008], [32, 32, 128], [100_352, 4096], [5e5, 1e-6]),
     tied(shape(("granite-3.1-2b", "granite"), [40, 2048, 8192], [32, 8, 64], [49_155, 131_072], [5e6, 1e-5])),
     mamba([5, 10], [64, 64, 1, 128], tied(shape(("granite-4-h-micro", "granitehybrid"), [40, 2048, 8192], [32, 8, 64], [100_352, 131_072], [1e4, 1e-5]))),
+    blocks(NEMOTRON_3_NANO, mamba([0, 1], [64, 64, 8, 128], shared(3712, [6, 128, 1856], shape(("nemotron-3-nano-30b", "nemotron_h_moe"), [52, 2688, 1856], [32, 2, 128], [131_072, 262_144], [1e4, 1e-5])))),
+    channels([32, 128], latent([0, 512, 64, 128, 1], shared(1024, [8, 256, 1024], shape(("kimi-linear-48b", "kimi-linear"), [27, 2304, 9216], [32, 1, 192], [163_840, 1_048_576], [1e4, 1e-5])))),
+    selective([7, 14], [5120, 16, 160], tied(shape(("jamba-reasoning-3b", "jamba"), [28, 2560, 8192], [20, 1, 128], [65_536, 262_144], [1e4, 1e-6]))),
     tied(shape(("smollm3-3b", "smollm3"), [36, 2048, 11008], [16, 4, 128], [128_256, 65_536], [5e6, 1e-6])),
     tied(shape(("gpt2", "gpt2"), [12, 768, 3072], [12, 12, 64], [50_257, 1024], [1e4, 1e-5])),
     tied(shape(("starcoder2-3b", "starcoder2"), [30, 3072, 12288], [24, 2, 128], [49_152, 16_384], [1e6, 1e-5])),
 ];
+
+/// Whether a layer is one of those from the first on at a distance.
+fn is_with_attention(layer: usize, [first, distance]: [usize; 2]) -> bool {
+    layer >= first && (layer - first).is_multiple_of(distance)
+}
 
 impl Shape {
     /// Returns KV heads and values per head of a layer.
@@ -310,10 +397,40 @@ impl Shape {
 
     /// Returns the Mamba-2 of a layer that has it.
     pub(super) fn mamba_of(&self, layer: usize) -> Option<ShapeMamba> {
-        self.mamba.filter(|mamba| {
-            let [first, distance] = mamba.attention;
-            layer < first || !(layer - first).is_multiple_of(distance)
+        self.mamba.filter(|mamba| match self.block_of(layer) {
+            Some(block) => block == b'M',
+            None => !is_with_attention(layer, mamba.attention),
         })
+    }
+
+    /// Returns the Mamba-1 of a layer that has it.
+    pub(super) fn selective_of(&self, layer: usize) -> Option<ShapeSelective> {
+        self.selective
+            .filter(|selective| !is_with_attention(layer, selective.attention))
+    }
+
+    /// Returns the linear attention with a decay of each channel of a layer that has it.
+    pub(super) fn channels_of(&self, layer: usize) -> Option<ShapeChannels> {
+        self.channels.filter(|channels| {
+            !(layer + 1).is_multiple_of(channels.interval) && layer + 1 != self.n_layers
+        })
+    }
+
+    /// Returns what a layer is, if it has one block.
+    pub(super) fn block_of(&self, layer: usize) -> Option<u8> {
+        self.blocks.as_bytes().get(layer).copied()
+    }
+
+    /// Whether a layer has heads of K and V.
+    pub(super) fn has_heads(&self, layer: usize) -> bool {
+        match self.block_of(layer) {
+            Some(block) => block == b'*',
+            None => {
+                self.mamba_of(layer).is_none()
+                    && self.selective_of(layer).is_none()
+                    && self.channels_of(layer).is_none()
+            }
+        }
     }
 
     /// Whether a layer has the heads of [`Shape::global`].

@@ -2,7 +2,10 @@
 
 use rocmforge_gguf::Writer;
 
-use super::shapes::{Shape, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba};
+use super::shapes::{
+    Shape, ShapeChannels, ShapeExperts, ShapeGlobal, ShapeLatent, ShapeLinear, ShapeMamba,
+    ShapeSelective,
+};
 use super::{Tensor, Values};
 
 const NORM: Values = Values::Vector {
@@ -88,11 +91,34 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
     if let Some(mamba) = shape.mamba {
         let heads = [mamba.n_heads, mamba.n_groups];
         add_state(arch, mamba.n_conv, heads, [mamba.dim, mamba.n_state], w);
-        let n_kv = (0..shape.n_layers).map(|layer| match shape.mamba_of(layer) {
-            Some(_) => 0,
-            None => shape.n_kv_heads as i32,
+    }
+    if let Some(selective) = shape.selective {
+        for (name, value) in [
+            ("conv_kernel", selective.n_conv),
+            ("inner_size", selective.n_inner),
+            ("state_size", selective.n_state),
+            ("time_step_rank", selective.rank),
+        ] {
+            w.set(&key(&format!("ssm.{name}")), value as u32);
+        }
+    }
+    if let Some(channels) = shape.channels {
+        w.set(&key("ssm.conv_kernel"), channels.n_conv as u32);
+        w.set(&key("kda.head_dim"), channels.dim as u32);
+    }
+    if (0..shape.n_layers).any(|layer| !shape.has_heads(layer)) {
+        let n_kv = (0..shape.n_layers).map(|layer| match shape.has_heads(layer) {
+            true => shape.n_kv_heads as i32,
+            false => 0,
         });
         w.set(&key("attention.head_count_kv"), n_kv.collect::<Vec<i32>>());
+    }
+    if !shape.blocks.is_empty() {
+        let n_ff = (0..shape.n_layers).map(|layer| match shape.block_of(layer) {
+            Some(b'E') => shape.n_ff as i32,
+            _ => 0,
+        });
+        w.set(&key("feed_forward_length"), n_ff.collect::<Vec<i32>>());
     }
     if let Some(global) = shape.global {
         add_heads_by_layer(shape, global, w);
@@ -112,6 +138,15 @@ pub(super) fn add_facts(shape: &Shape, w: &mut Writer<'_>) {
                 // Says that attention does not rotate.
                 w.set(&key("rope.scaling.finetuned"), false);
             }
+        }
+        "kimi-linear" => {
+            // Sigmoid.
+            w.set(&key("expert_gating_func"), 2u32);
+            w.set(&key("expert_weights_scale"), 2.446f32);
+        }
+        "nemotron_h_moe" => {
+            w.set(&key("expert_weights_norm"), true);
+            w.set(&key("expert_weights_scale"), 2.5f32);
         }
         "gemma3" => {
             w.set(&key("rope.scaling.type"), "linear");
@@ -206,23 +241,32 @@ pub(super) fn all(shape: &Shape) -> Vec<Tensor> {
             "seed_oss" | "gpt-oss" | "qwen35" | "qwen35moe" => {
                 &["attn_norm", "post_attention_norm"]
             }
+            _ if !shape.blocks.is_empty() => &["attn_norm"],
             _ => &["attn_norm", "ffn_norm"],
         };
         for norm in norms {
             all.norm(&name(norm), n_embd);
         }
-        match (shape.latent, shape.linear, shape.mamba_of(layer)) {
-            (_, _, Some(mamba)) => all.mamba(&name, mamba),
-            (Some(latent), ..) => all.latent_attention(&name, latent),
-            (None, Some(linear), None)
-                if !is_of_drafter && !(layer + 1).is_multiple_of(linear.interval) =>
-            {
-                all.linear_attention(&name, linear);
+        if let Some(mamba) = shape.mamba_of(layer) {
+            all.mamba(&name, mamba);
+        } else if let Some(selective) = shape.selective_of(layer) {
+            all.selective(&name, selective);
+        } else if let Some(channels) = shape.channels_of(layer) {
+            all.channels(&name, channels);
+        } else if shape.has_heads(layer) {
+            match (shape.latent, shape.linear) {
+                (Some(latent), _) => all.latent_attention(&name, latent),
+                (None, Some(linear))
+                    if !is_of_drafter && !(layer + 1).is_multiple_of(linear.interval) =>
+                {
+                    all.linear_attention(&name, linear);
+                }
+                _ if arch == "gemma4" => all.gemma4_attention(&name, layer),
+                _ => all.attention(&name),
             }
-            _ if arch == "gemma4" => all.gemma4_attention(&name, layer),
-            _ => all.attention(&name),
         }
         match shape.experts {
+            _ if shape.block_of(layer).is_some_and(|block| block != b'E') => {}
             Some(experts) if arch == "gemma4" => {
                 all.feed_forward(&name);
                 all.gemma4_mixture(&name, experts);
@@ -430,6 +474,54 @@ impl List<'_> {
         self.linear(&name("ssm_out"), [n_v, n_embd]);
     }
 
+    fn selective(&mut self, name: &dyn Fn(&str) -> String, selective: ShapeSelective) {
+        let n_embd = self.shape.n_embd;
+        let ShapeSelective {
+            n_conv,
+            n_inner,
+            n_state,
+            rank,
+            ..
+        } = selective;
+        self.linear(&name("ssm_in"), [n_embd, 2 * n_inner]);
+        self.add(&name("ssm_conv1d.weight"), &[n_conv, n_inner], KERNEL);
+        self.add(&name("ssm_conv1d.bias"), &[n_inner], BIAS);
+        self.linear(&name("ssm_x"), [n_inner, rank + 2 * n_state]);
+        for (norm, width) in [("dt", rank), ("b", n_state), ("c", n_state)] {
+            self.norm(&name(&format!("ssm_{norm}_norm")), width);
+        }
+        self.linear(&name("ssm_dt"), [rank, n_inner]);
+        self.add(&name("ssm_dt.bias"), &[n_inner], BIAS);
+        self.add(&name("ssm_a"), &[n_state, n_inner], DECAY);
+        self.add(&name("ssm_d"), &[n_inner], NORM);
+        self.linear(&name("ssm_out"), [n_inner, n_embd]);
+    }
+
+    fn channels(&mut self, name: &dyn Fn(&str) -> String, channels: ShapeChannels) {
+        let n_embd = self.shape.n_embd;
+        let ShapeChannels {
+            n_conv,
+            n_heads,
+            dim,
+            ..
+        } = channels;
+        let n = n_heads * dim;
+        for part in ["q", "k", "v"] {
+            self.linear(&name(&format!("attn_{part}")), [n_embd, n]);
+            let kernel = name(&format!("ssm_conv1d_{part}.weight"));
+            self.add(&kernel, &[n_conv, 1, n, 1], KERNEL);
+        }
+        self.linear(&name("ssm_beta"), [n_embd, n_heads]);
+        for part in ["f", "g"] {
+            self.linear(&name(&format!("ssm_{part}_a")), [n_embd, dim]);
+            self.linear(&name(&format!("ssm_{part}_b")), [dim, n]);
+        }
+        self.add(&name("ssm_dt.bias"), &[n], BIAS);
+        self.add(&name("ssm_a"), &[1, n_heads, 1, 1], DECAY);
+        self.norm(&name("ssm_norm"), dim);
+        self.linear(&name("attn_output"), [n, n_embd]);
+    }
+
     fn feed_forward(&mut self, name: &dyn Fn(&str) -> String) {
         let Shape {
             arch, n_embd, n_ff, ..
@@ -453,12 +545,14 @@ impl List<'_> {
         } = experts;
         let router = name("ffn_gate_inp.weight");
         self.add(&router, &[n_embd, n_experts], Values::Matrix);
-        for (part, [n_in, n_out]) in [
-            ("ffn_gate_exps.weight", [n_embd, n_ff]),
-            ("ffn_up_exps.weight", [n_embd, n_ff]),
-            ("ffn_down_exps.weight", [n_ff, n_embd]),
-        ] {
-            self.add(&name(part), &[n_in, n_out, n_experts], Values::Matrix);
+        let parts = self.parts();
+        for part in parts {
+            let [n_in, n_out] = match *part {
+                "down" => [n_ff, n_embd],
+                _ => [n_embd, n_ff],
+            };
+            let stack = name(&format!("ffn_{part}_exps.weight"));
+            self.add(&stack, &[n_in, n_out, n_experts], Values::Matrix);
         }
         if self.shape.arch == "gpt-oss" {
             self.add(&name("ffn_gate_inp.bias"), &[n_experts], BIAS);
@@ -468,12 +562,24 @@ impl List<'_> {
             }
         }
         if let Some(n_ff) = experts.n_ff_shared {
-            if self.shape.latent.is_none() {
+            if self.shape.latent.is_none() && self.shape.blocks.is_empty() {
                 self.add(&name("ffn_gate_inp_shexp.weight"), &[n_embd], GATE);
             }
-            self.linear(&name("ffn_gate_shexp"), [n_embd, n_ff]);
-            self.linear(&name("ffn_up_shexp"), [n_embd, n_ff]);
-            self.linear(&name("ffn_down_shexp"), [n_ff, n_embd]);
+            for part in parts {
+                let dims = match *part {
+                    "down" => [n_ff, n_embd],
+                    _ => [n_embd, n_ff],
+                };
+                self.linear(&name(&format!("ffn_{part}_shexp")), dims);
+            }
+        }
+    }
+
+    /// The matrices of an expert; those of Nemotron have no gate.
+    fn parts(&self) -> &'static [&'static str] {
+        match self.shape.arch {
+            "nemotron_h_moe" => &["up", "down"],
+            _ => &["gate", "up", "down"],
         }
     }
 
