@@ -375,6 +375,20 @@ struct Or {
     template <typename T> DEV_MEMBER static T of(T a, T b) { return a | b; }
 };
 
+#if defined(GPU_HOST)
+namespace host {
+// The steps of wave_reduce() with shuffles, but one exchange for the operands of all.
+template <typename R, typename T> __attribute__((disable_sanitizer_instrumentation)) static T reduce(T v, Site at) {
+    const u64* lanes = lanes_of(bits<u32>(v), at);
+    T of[WARP_SIZE];
+    for (u32 i = 0; i < WARP_SIZE; i++) of[i] = bits<T>((u32)lanes[lane() ^ i]);
+    for (u32 mask = 1; mask < WARP_SIZE; mask *= 2)
+        for (u32 i = 0; i < WARP_SIZE; i += 2 * mask) of[i] = R::of(of[i], of[i + mask]);
+    return of[0];
+}
+} // namespace host
+#endif
+
 // The reduction over all lanes, in every lane. The order depends only on the lane.
 template <typename R, typename T> DEV T wave_reduce(T v, Site at = HERE) {
     (void)at;
@@ -389,6 +403,8 @@ template <typename R, typename T> DEV T wave_reduce(T v, Site at = HERE) {
 #else
     v = R::of(v, bits<T>(swap_rows(bits<u32>(v))));
 #endif
+#elif defined(GPU_HOST)
+    v = host::reduce<R>(v, at);
 #else
 #pragma unroll
     for (u32 mask = 1; mask < WARP_SIZE; mask *= 2) v = R::of(v, shuffle_xor(v, mask, at));

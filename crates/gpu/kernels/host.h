@@ -30,6 +30,8 @@
 namespace host {
 
 constexpr u32 MAX_THREADS = 1024;
+// Words of a thread's operands of a matrix instruction.
+constexpr u32 MAX_WORDS = 16;
 constexpr size_t STACK_BYTES = 64 * 1024;
 // Stacks lie one after the other in memory aligned to their total size, so that a thread can compute its number from
 // its stack pointer. The `Block` follows.
@@ -133,6 +135,8 @@ struct alignas(64) Block {
     Fibre* running;
     Fibre fibres[MAX_THREADS];
     u64 slots[2][MAX_THREADS];
+    // What each thread sends to its wave (mma_host.h).
+    u32 words[2][MAX_THREADS][MAX_WORDS];
     Wave waves[MAX_THREADS / WARP_SIZE];
     // Waves that are not at the barrier.
     u32 runnable[MAX_THREADS / WARP_SIZE];
@@ -165,6 +169,8 @@ RUNTIME u64 now();
 RUNTIME void pause(State state, Site site);
 // Called where a thread ends that must have called begin() once.
 RUNTIME void check_begun();
+// What all lanes of the wave say. Valid until the second next collective.
+RUNTIME const u64* lanes_of(u64 value, Site site);
 RUNTIME u64 exchange(u64 value, u32 from, Site site);
 RUNTIME u32 uniform(u32 v, Site site);
 RUNTIME void wave_owns(const void* p, u32 bytes);
@@ -287,8 +293,9 @@ __attribute__((noinline)) static u32 end_of_round(Block& b, u32 t) {
     return some_wave(b);
 }
 
-// Stops the thread that calls until all of its wave, or of its block, have come there.
-void pause(State state, Site site) {
+// Stops the thread that calls until all of its wave, or of its block, have come there. Inline: a processor foresees no
+// return to another stack, so fewer are faster.
+DEV void stop(State state, Site site) {
     Block& b = here();
     u32 t = number();
     Wave& w = b.waves[t / WARP_SIZE];
@@ -311,14 +318,20 @@ void pause(State state, Site site) {
     switch_stack(&b.fibres[t].sp, b.running ? b.running->sp : b.launcher_sp);
 }
 
-u64 exchange(u64 value, u32 from, Site site) {
+void pause(State state, Site site) { stop(state, site); }
+
+DEV const u64* all_lanes(u64 value, Site site) {
     Block& b = here();
     u32 t = number();
     u64* slots = b.slots[b.fibres[t].n_collectives++ & 1];
     slots[t] = value;
-    pause(State::AtWave, site);
-    return slots[(t & ~(WARP_SIZE - 1)) + from % WARP_SIZE];
+    stop(State::AtWave, site);
+    return slots + (t & ~(WARP_SIZE - 1));
 }
+
+const u64* lanes_of(u64 value, Site site) { return all_lanes(value, site); }
+
+u64 exchange(u64 value, u32 from, Site site) { return all_lanes(value, site)[from % WARP_SIZE]; }
 
 // What all lanes of the wave say, with an error if they differ.
 u32 uniform(u32 v, Site site) {

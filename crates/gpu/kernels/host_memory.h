@@ -169,17 +169,21 @@ __attribute__((noinline, cold)) static void fail_race(Block& b, u32 offset, u32 
     }
 }
 
+__attribute__((noinline, cold)) static void fail_outside(Block& b, u32 offset, u32, bool write, const void* at) {
+    Memory& m = *b.memory;
+    const Array* nearest = nullptr;
+    for (u32 i = 0; i < m.n_arrays; i++)
+        if (m.arrays[i].start <= offset) nearest = &m.arrays[i];
+    fail(b, "thread %u %s outside of shared memory: %s", number(), write ? "writes" : "reads",
+         Access(b, nearest, offset, at).text);
+}
+
 template <u32 N, bool WRITE> DEV void access_shared(Block& b, u32 offset, u32 n, const void* at) {
     Memory& m = *b.memory;
     u32 owner = m.owner[offset / 16];
     const Array& a = m.arrays[owner - 1];
-    if (__builtin_expect(owner == 0 || offset + n > a.start + a.len, false)) {
-        const Array* nearest = nullptr;
-        for (u32 i = 0; i < m.n_arrays; i++)
-            if (m.arrays[i].start <= offset) nearest = &m.arrays[i];
-        fail(b, "thread %u %s outside of shared memory: %s", number(), WRITE ? "writes" : "reads",
-             Access(b, nearest, offset, at).text);
-    }
+    if (__builtin_expect(owner == 0 || offset + n > a.start + a.len, false))
+        return fail_outside(b, offset, n, WRITE, at);
     u32 count = N ? N : n;
     u32 epoch = m.epoch, me = epoch << THREAD_BITS | number();
     u32 *writes = m.writes + offset, *reads = m.reads + offset;
@@ -188,7 +192,7 @@ template <u32 N, bool WRITE> DEV void access_shared(Block& b, u32 offset, u32 n,
         bad |= (writes[i] >> THREAD_BITS == epoch) & (writes[i] != me);
         if (WRITE) bad |= (reads[i] >> THREAD_BITS == epoch) & (reads[i] != me);
     }
-    if (__builtin_expect(bad, false)) fail_race(b, offset, n, WRITE, at);
+    if (__builtin_expect(bad, false)) return fail_race(b, offset, n, WRITE, at);
     for (u32 i = 0; i < count; i++) {
         if (WRITE) writes[i] = me;
         else reads[i] = reads[i] >> THREAD_BITS != epoch || reads[i] == me ? me : epoch << THREAD_BITS | MANY;
@@ -196,10 +200,9 @@ template <u32 N, bool WRITE> DEV void access_shared(Block& b, u32 offset, u32 n,
 }
 
 // Checks whether the thread may access what other waves wrote.
-template <bool WRITE> DEV void access_written(Block& b, u64 p, u32 n, const void* at) {
+template <bool WRITE> __attribute__((noinline)) static void access_written(Block& b, u64 p, u32 n, const void* at) {
     Memory& m = *b.memory;
     if (WRITE) m.last_written = m.era;
-    else if (m.last_written != m.era) return;
     const u16 wave = number() / WARP_SIZE;
     for (u64 end = p + n; p < end; p = p / 4 * 4 + 4) {
         const u64 left = p / 4 * 4 + 4 - end;
@@ -213,9 +216,13 @@ template <bool WRITE> DEV void access_written(Block& b, u64 p, u32 n, const void
     }
 }
 
-// Checks device memory that no recent access used.
-__attribute__((noinline)) static void access_other(Block& b, u64 p, u32 n, bool write, const void* at) {
+// Checks memory that is neither shared nor device memory that a recent access used.
+template <bool WRITE> __attribute__((noinline)) static void access_other(Block& b, u64 p, u32 n, const void* at) {
     Memory& m = *b.memory;
+    // Parameters, constants, stacks, and the emulator's own data.
+    if (!WRITE && p - (u64)b.params < 4096) return;
+    if (!WRITE && p >= (u64)&image && p + n <= (u64)&image_end) return;
+    if (p - ((u64)&b - STACKS_BYTES) < STACKS_BYTES + sizeof(Block)) return;
     u32 low = 0, high = m.n_ranges;
     while (low < high) {
         u32 middle = (low + high) / 2;
@@ -226,30 +233,26 @@ __attribute__((noinline)) static void access_other(Block& b, u64 p, u32 n, bool 
         const Range& r = m.ranges[low - 1];
         if (p - r.start + n <= r.len) {
             m.recent[p >> 8 & (RECENT - 1)] = r;
-            return;
+            return access_written<WRITE>(b, p, n, at);
         }
     }
     char where[96] = "far from any buffer";
     if (low)
         snprintf(where, sizeof where, "%llu bytes after the start of a buffer of %llu", p - m.ranges[low - 1].start,
                  m.ranges[low - 1].len);
-    fail(b, "thread %u %s outside of device memory: %u bytes, %s, %s", number(), write ? "writes" : "reads", n, where,
+    fail(b, "thread %u %s outside of device memory: %u bytes, %s, %s", number(), WRITE ? "writes" : "reads", n, where,
          Access(b, nullptr, 0, at).text + sizeof "shared memory");
 }
 
-template <u32 N, bool WRITE> DEV void access(const void* p, u32 n, const void* at) {
+// All but the checks that pass most often are calls at the end, so that no registers are saved for these.
+template <u32 N, bool WRITE> DEV void access(const void* pointer, u32 n, const void* at) {
     Block& b = here();
     Memory& m = *b.memory;
-    u64 offset = (u64)p - (u64)m.shared;
+    u64 p = (u64)pointer, offset = p - (u64)m.shared;
     if (offset < ARENA_BYTES) return access_shared<N, WRITE>(b, (u32)offset, n, at);
-    const Range& r = m.recent[(u64)p >> 8 & (RECENT - 1)];
-    if ((u64)p - r.start + n <= r.len && (u64)p >= r.start) return access_written<WRITE>(b, (u64)p, n, at);
-    // Parameters, constants, stacks, and the emulator's own data.
-    if (!WRITE && (u64)p - (u64)b.params < 4096) return;
-    if (!WRITE && (u64)p >= (u64)&image && (u64)p + n <= (u64)&image_end) return;
-    if ((u64)p - ((u64)&b - STACKS_BYTES) < STACKS_BYTES + sizeof(Block)) return;
-    access_other(b, (u64)p, n, WRITE, at);
-    access_written<WRITE>(b, (u64)p, n, at);
+    const Range& r = m.recent[p >> 8 & (RECENT - 1)];
+    if (p < r.start || p - r.start + n > r.len) return access_other<WRITE>(b, p, n, at);
+    if (WRITE || m.last_written == m.era) access_written<WRITE>(b, p, n, at);
 }
 
 // What is loaded and stored in one instruction must be aligned: NVIDIA's fault if not.

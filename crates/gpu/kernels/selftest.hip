@@ -4,6 +4,12 @@
 // functions: out[function, i] from x[i] and its neighbours, i < n; one thread per i, whole blocks of 128. Shared
 // memory: THREADS / WARP_SIZE words. The outputs of the kernels with faults do not matter.
 #include "gpu.h"
+#if defined(GPU_HOST)
+#include "mma.h"
+#if defined(GPU_NVIDIA)
+#include "gemm/wgmma.h"
+#endif
+#endif
 
 constexpr u32 THREADS = 128;
 
@@ -103,6 +109,25 @@ KERNEL(race_of_rounds, Params, THREADS) {
         barrier();
         p.out[tid()] = bytes[tid() ^ 1];
     }
+}
+
+// Matrix units read operands that other threads write: those of a wave, or of a warpgroup.
+KERNEL(matrix_race, Params, THREADS) {
+    SHARED(u32, values, THREADS * 8);
+    for (u32 i = 0; i < 8; i++) values[tid() * 8 + i] = tid();
+#if defined(GPU_NVIDIA)
+    if (p.which) {
+        float c[16] = {};
+        const u32 a[4] = {};
+        wgmma::mac(c, a, wgmma::place(values), 0);
+        p.out[tid()] = bits<u32>(c[0]);
+        return;
+    }
+#endif
+    using Tile = mma::F16<16>;
+    Tile::Acc c = Tile::zero();
+    Tile::mac(c, Tile::load_a(values, 32), Tile::load_b(values, 32));
+    p.out[tid()] = bits<u32>((float)c.v[0]);
 }
 
 // Waves read what the next wave wrote.

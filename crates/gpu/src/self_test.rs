@@ -22,6 +22,7 @@ const EMULATED: &[&str] = &[
     "not_uniform",
     "race",
     "race_of_rounds",
+    "matrix_race",
     "device_race",
     "device_exchange",
     "all_write",

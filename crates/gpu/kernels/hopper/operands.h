@@ -99,32 +99,45 @@ DEV u8* aligned(u8* p) { return p; }
 DEV void publish() {}
 
 // The emulator multiplies at once.
-DEV float value_at(const Operand& x, u32 offset) { return h2f(*(const u16*)(x.memory + exchange(x.offset + offset))); }
-DEV float value_along(const Operand& x, u32 row, u32 k) { return value_at(x, row * ROW_BYTES + k * 2); }
-DEV float value_across(const Operand& x, u32 k, u32 column) {
-    return value_at(x, column / PANEL * x.panel_bytes + k * ROW_BYTES + column % PANEL * 2);
+#pragma clang attribute push(__attribute__((disable_sanitizer_instrumentation)), apply_to = function)
+static const u8* piece(const Operand& x, u32 offset) { return x.memory + exchange(x.offset + offset); }
+// Sixteen values of k of a row, or of a column whose k lies along it.
+static void along_row(const Operand& x, u32 row, float* to) {
+    for (u32 k = 0; k < 16; k += 8) host::widen<f16, 8>(host::checked<16>(piece(x, row * ROW_BYTES + k * 2)), to + k);
 }
-template <typename A> DEV void multiply(float* c, u32 n, const A& a, const Operand& b, bool is_transposed) {
-    for (u32 e = 0; e < n / 2; e++) {
-        const u32 row = lane() / 4 + (e & 2 ? 8 : 0), column = e / 4 * 8 + lane() % 4 * 2 + e % 2;
-        for (u32 k = 0; k < 16; k++)
-            c[e] += a(row, k) * (is_transposed ? value_across(b, k, column) : value_along(b, column, k));
+// Sixteen values of k of a column, a multiple of 2, and of the next one.
+static void across_rows(const Operand& x, u32 column, float (*to)[16]) {
+    for (u32 k = 0; k < 16; k++) {
+        const u32 offset = column / PANEL * x.panel_bytes + k * ROW_BYTES + column % PANEL * 2;
+        const f16* pair = (const f16*)host::checked<4>(piece(x, offset));
+        for (u32 i = 0; i < 2; i++) to[i][k] = (float)pair[i];
     }
 }
-template <u32 M> DEV void product(float (&c)[M], const Operand& a, const Operand& b) {
-    multiply(c, 2 * M, [&](u32 row, u32 k) { return value_along(a, wave() % 4 * 16 + row, k); }, b, false);
+template <bool TRANSPOSED, u32 M> static void multiply(float (&c)[M], const float (*rows)[16], const Operand& b) {
+    float cols[2][16];
+    for (u32 e = 0; e < M; e += 4) {
+        const u32 column = e / 4 * 8 + lane() % 4 * 2;
+        if constexpr (TRANSPOSED) across_rows(b, column, cols);
+        else
+            for (u32 i = 0; i < 2; i++) along_row(b, column + i, cols[i]);
+        host::add_products<16>(c + e, rows, cols);
+    }
 }
-template <u32 M> DEV void product_transposed(float (&c)[M], const Operand& a, const Operand& b) {
-    multiply(c, 2 * M, [&](u32 row, u32 k) { return value_along(a, wave() % 4 * 16 + row, k); }, b, true);
+template <bool TRANSPOSED, u32 M> static void multiply(float (&c)[M], const Operand& a, const Operand& b) {
+    float rows[2][16];
+    for (u32 i = 0; i < 2; i++) along_row(a, wave() % 4 * 16 + lane() / 4 + 8 * i, rows[i]);
+    multiply<TRANSPOSED>(c, rows, b);
 }
-template <u32 M> DEV void product_transposed(float (&c)[M], const u32 (&a)[4], const Operand& b) {
-    u32 words[WARP_SIZE][4];
-    host::gather<4>(a, words, __LINE__);
-    const auto value = [&](u32 row, u32 k) {
-        return h2f((u16)(words[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> k % 2 * 16));
-    };
-    multiply(c, 2 * M, value, b, true);
+template <u32 M> static void product(float (&c)[M], const Operand& a, const Operand& b) { multiply<false>(c, a, b); }
+template <u32 M> static void product_transposed(float (&c)[M], const Operand& a, const Operand& b) {
+    multiply<true>(c, a, b);
 }
+template <u32 M> static void product_transposed(float (&c)[M], const u32 (&a)[4], const Operand& b) {
+    float rows[2][16];
+    host::gather_rows(a, rows, __LINE__);
+    multiply<true>(c, rows, b);
+}
+#pragma clang attribute pop
 #endif
 
 } // namespace wgmma

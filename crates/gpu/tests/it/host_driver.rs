@@ -103,6 +103,8 @@ fn faults_are_reported_with_their_location() {
             "",
             &["race", "bytes[", "selftest.hip:"],
         ),
+        ("matrix_race", 0, 0, "", &["race", "values["]),
+        ("matrix_race", 1, 0, "", &["race", "values["]),
         ("all_write", 0, 0, "total[0] = tid()", &["race", "total[0]"]),
         (
             "device_race",
