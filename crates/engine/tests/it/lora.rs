@@ -119,10 +119,11 @@ fn merged(model: &Gguf, adapters: &[(Arc<Gguf>, f64)]) -> Model {
                 values(adapter, &part("lora_b")),
             );
             let n_in = info.dims[0] as usize;
+            let rank = adapter.tensor(&part("lora_b")).unwrap().dims[0] as usize;
+            let is_embedding = is_embedding(&info.name);
             for (i, x) in sum.iter_mut().enumerate() {
                 let (row, col) = (i / n_in, i % n_in);
-                let rank = adapter.tensor(&part("lora_b")).unwrap().dims[0] as usize;
-                let terms = (0..rank).map(|r| match is_embedding(&info.name) {
+                let terms = (0..rank).map(|r| match is_embedding {
                     true => a[row * rank + r] * b[col * rank + r],
                     false => b[row * rank + r] * a[r * n_in + col],
                 });
