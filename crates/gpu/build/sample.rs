@@ -1,6 +1,7 @@
 //! What CI leaves out, to save time.
 
 use crate::modules::Module;
+use crate::targets::is_emulated;
 
 /// Formats whose modules CI compiles for the targets of [`WITH_ALL_FORMATS`] only. In them, `kernels/quant.h` unpacks
 /// codes with the same integer operations everywhere; what differs by target are the products, which other formats compile
@@ -31,13 +32,22 @@ const OF_CACHE: &[&str] = &[
     "kv_move",
 ];
 
+/// Caches whose keys and values are of two types. How each is read is also in the modules of caches of one type, so CI
+/// compiles these for one GPU, and for the emulated ones.
+const APART: &[&str] = &["F16_Q8_0", "Q8_0_Q4_0"];
+const WITH_APART: &str = "gfx1100";
+
 /// Whether CI leaves a module out for a target.
 pub(crate) fn is_left_out(module: &Module, target: &str) -> bool {
     let Some((name, value)) = module.name.split_once('.') else {
         return false;
     };
     if OF_CACHE.contains(&name) {
-        return OLDER.contains(&target) && value != CACHED_ON_OLDER;
+        let is_left_out = match OLDER.contains(&target) {
+            true => value != CACHED_ON_OLDER,
+            false => APART.contains(&value) && target != WITH_APART && !is_emulated(target),
+        };
+        return is_left_out;
     }
     if OLDER_WITH_FEW.contains(&target) {
         return !FEW.contains(&value);
