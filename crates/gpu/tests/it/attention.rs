@@ -631,15 +631,16 @@ fn kernels_of_hopper() {
 /// A tuned number of heads per block selects another kernel with the same bits, if the image exports the same order.
 #[test]
 fn heads_per_block_do_not_change_bits() {
-    for (n_heads, n_kv_heads, dim) in [
+    let shapes = [
         (4, 1, 64),
         (8, 1, 64),
         (6, 2, 128),
         (8, 1, 96),
         (4, 1, 256),
         (3, 1, 512),
-    ] {
-        for &types in KvTypes::ALL {
+    ];
+    for (i, (n_heads, n_kv_heads, dim)) in shapes.into_iter().enumerate() {
+        for &types in common::every_second(KvTypes::ALL, i) {
             let case = Case::new(n_heads, n_kv_heads, dim, &[(75, 1), (0, 1), (150, 1)]).of(types);
             let data = Data::new(&case);
             let most = (n_heads / n_kv_heads).next_power_of_two();
@@ -692,17 +693,18 @@ fn generic_head_widths() {
 /// Includes head widths that are no multiple of the 32 values in a block.
 #[test]
 fn quantized_caches() {
-    for types in coded() {
-        for (dim, n_heads) in [
-            (64, 1),
-            (80, 2),
-            (96, 7),
-            (128, 4),
-            (256, 8),
-            (80, 8),
-            (128, 8),
-            (512, 3),
-        ] {
+    let heads = [
+        (64, 1),
+        (80, 2),
+        (96, 7),
+        (128, 4),
+        (256, 8),
+        (80, 8),
+        (128, 8),
+        (512, 3),
+    ];
+    for (i, types) in coded().enumerate() {
+        for (dim, n_heads) in common::every_second(heads, i) {
             let mut case = Case::new(n_heads, 1, dim, &[(0, 1), (100, 1), (31, 2)]).of(types);
             case.page = [16, 32, 64][dim / 16 % 3];
             check(&format!("width {dim}"), &case);
@@ -742,8 +744,9 @@ fn values_of_growing_and_shrinking_magnitude() {
 
 #[test]
 fn prompts_with_quantized_caches() {
-    for types in coded() {
-        for (dim, page) in [(64, 16), (80, 32), (96, 64), (128, 16), (256, 32)] {
+    let shapes = [(64, 16), (80, 32), (96, 64), (128, 16), (256, 32)];
+    for (i, types) in coded().enumerate() {
+        for (dim, page) in common::every_second(shapes, i) {
             let mut case = Case::new(2, 1, dim, &[(10, 33), (0, 0), (70, 1)]).of(types);
             case.page = page;
             if dim == 128 {

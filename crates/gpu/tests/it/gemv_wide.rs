@@ -12,13 +12,16 @@ use crate::common::weights::{Fill, Packed, Random, blocks};
 /// Short rows, since the outputs are many.
 const N_IN: usize = 256;
 
-/// The outputs of a product, and the kernel on the emulated GPU, which runs 2,048 blocks of 16 outputs at once.
-const CASES: [(usize, [&str; 2]); 3] = [
+/// The outputs of a product, the kernel of two rows and of more on the emulated GPU, which runs 2,048 blocks of 16 outputs at
+/// once, and numbers of rows that have all of these kernels. With repeats, all have all.
+type Case = (usize, [&'static str; 2], &'static [usize]);
+const CASES: [Case; 3] = [
     // On an H200, gemv_wide_2_4.
-    (5_000, ["gemv_2_2", "gemv_2_4"]),
-    (33_000, ["gemv_wide_2_2", "gemv_wide_2_4"]),
-    (50_000, ["gemv_wide_2_2", "gemv_wide_4_4"]),
+    (5_000, ["gemv_2_2", "gemv_2_4"], &ROWS),
+    (33_000, ["gemv_wide_2_2", "gemv_wide_2_4"], &[2, 4]),
+    (50_000, ["gemv_wide_2_2", "gemv_wide_4_4"], &[3]),
 ];
+const ROWS: [usize; 3] = [2, 3, 4];
 
 fn gpus() -> impl Iterator<Item = Gpu> {
     let has_kernels = |gpu: &Gpu| ["host-nv", "sm_90a"].contains(&gpu.target());
@@ -59,7 +62,7 @@ fn bits(gpu: &Gpu, x: &TestActs, matrices: &[Matrix<'_>], kernel: Option<&str>) 
 fn parts_have_the_same_bits(ty: GgmlType) {
     for gpu in gpus() {
         let random = &mut Random(7);
-        for (n_out, kernels) in CASES {
+        for (n_out, kernels, rows) in CASES {
             let row_bytes = ty.row_bytes(N_IN).unwrap();
             let files = [(); 2].map(|()| blocks(ty, n_out * N_IN, Fill::Random, random));
             let packed = |rows: std::ops::Range<usize>| {
@@ -69,7 +72,11 @@ fn parts_have_the_same_bits(ty: GgmlType) {
             };
             let whole = packed(0..n_out);
             let parts = [0..n_out / 2, n_out / 2..n_out].map(packed);
-            for n_rows in 2..=4 {
+            let rows: &[usize] = match common::repeats() {
+                Some(_) => &ROWS,
+                None => rows,
+            };
+            for &n_rows in rows {
                 let x = random.values(n_rows * N_IN);
                 let x = TestActs::new(&gpu, act_format(ty), N_IN, &x);
                 for n_matrices in [1, 2] {

@@ -125,6 +125,17 @@ pub(crate) fn repeats() -> Option<u64> {
     Some(repeats.parse().expect("a number"))
 }
 
+/// Every second case, from the first or the second on as `turn` says; all of them if repeats are asked for. Two lists that
+/// are combined so still have each of their entries with half of the other's.
+pub(crate) fn every_second<T>(
+    cases: impl IntoIterator<Item = T>,
+    turn: usize,
+) -> impl Iterator<Item = T> {
+    let has_all = repeats().is_some();
+    let cases = cases.into_iter().enumerate();
+    cases.filter_map(move |(i, case)| (has_all || (i + turn).is_multiple_of(2)).then_some(case))
+}
+
 /// Runs `run` twice (or as often as [`repeats`]) and asserts equal bits. The emulator runs blocks, waves
 /// and lanes in another order each time. `run` sets up its own inputs and outputs and returns what it read back.
 pub(crate) fn any_order<T: IntoBytes + Immutable>(run: impl Fn() -> Vec<T>) -> Vec<T> {
