@@ -145,7 +145,8 @@ impl<'a> Writer<'a> {
     /// # Errors
     /// If a key is empty or too long, or `general.alignment` is invalid.
     pub fn to_vec(&self) -> Result<Vec<u8>, Error> {
-        let mut out = Vec::new();
+        let data = self.tensors.iter().filter_map(|t| t.data.as_deref());
+        let mut out = Vec::with_capacity(data.map(<[u8]>::len).sum());
         self.write_to(&mut out)?;
         Ok(out)
     }

@@ -100,7 +100,7 @@ const OTHER_KEYS: [&str; 4] = [
 
 /// As [`load`], a drafter for `target`, and that model with what the drafter takes.
 fn load_assistant(target: &Model, writer: &Writer<'_>, what: &str) -> Option<String> {
-    let gguf = Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap());
+    let gguf = Arc::new(file(writer));
     let before = LIVE.get();
     PEAK.set(before);
     let said = match target.assistant(Arc::clone(&gguf)) {
@@ -129,7 +129,7 @@ fn load_assistant(target: &Model, writer: &Writer<'_>, what: &str) -> Option<Str
 
 /// Loads the file; returns what the loader says if it refuses it.
 fn load(writer: &Writer<'_>, what: &str) -> Option<String> {
-    let gguf = Arc::new(Gguf::from_vec(writer.to_vec().unwrap()).unwrap());
+    let gguf = Arc::new(file(writer));
     let before = LIVE.get();
     PEAK.set(before);
     let refusals = Model::refusals(&gguf);
@@ -164,23 +164,26 @@ fn names() -> impl Iterator<Item = &'static str> {
     models::NAMES.into_iter().chain(families::names())
 }
 
-/// The model, without its vocabulary.
-fn model(name: &str) -> Writer<'static> {
-    let model = models::model_of(name, GgmlType::Q4_0, N_LAYERS)
-        .or_else(|| families::model_of(name, GgmlType::Q4_0, N_LAYERS));
-    without_vocabulary(&model.unwrap().unwrap())
+fn file(writer: &Writer<'_>) -> Gguf {
+    Gguf::from_vec(writer.to_vec().unwrap()).unwrap()
 }
 
-fn without_vocabulary(model: &Writer<'_>) -> Writer<'static> {
-    let gguf = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
-    let mut out = Writer::new(arch(&gguf));
+fn model(name: &str) -> Gguf {
+    let model = models::model_of(name, GgmlType::Q4_0, N_LAYERS)
+        .or_else(|| families::model_of(name, GgmlType::Q4_0, N_LAYERS));
+    file(&model.unwrap().unwrap())
+}
+
+/// The model without its vocabulary. The data of tensors stays where it is: the many changed copies share it.
+fn without_vocabulary(gguf: &Gguf) -> Writer<'_> {
+    let mut out = Writer::new(arch(gguf));
     // Drafters of blocks need the token of masks.
     let is_kept = |key: &str| !key.starts_with("tokenizer.") || key.ends_with("mask_token_id");
     for (key, value) in { gguf.metadata().iter() }.filter(|(key, _)| is_kept(key)) {
         out.set(key, value);
     }
     for info in gguf.tensors() {
-        let data = gguf.tensor_data(info).to_vec();
+        let data = gguf.tensor_data(info);
         out.add_tensor(&info.name, &info.dims, info.ty, data)
             .unwrap();
     }
@@ -194,7 +197,7 @@ fn arch(gguf: &Gguf) -> &str {
 /// The keys that any of the models has, without the architecture's name.
 fn keys() -> BTreeSet<String> {
     let of_model = |name| {
-        let gguf = Gguf::from_vec(model(name).to_vec().unwrap()).unwrap();
+        let gguf = model(name);
         let prefix = format!("{}.", arch(&gguf));
         let keys = gguf.metadata().iter().map(|(key, _)| key);
         let own = keys.filter_map(|key| key.strip_prefix(&prefix).map(str::to_string));
@@ -228,8 +231,9 @@ fn any_value_of_any_key(shard: usize) {
     assert!(keys.len() > 50, "{keys:?}");
     let mut n_refused = 0;
     for name in names().skip(shard).step_by(4) {
-        let model = model(name);
-        let own = Gguf::from_vec(model.to_vec().unwrap()).unwrap();
+        let whole = model(name);
+        let model = without_vocabulary(&whole);
+        let own = file(&model);
         let arch = arch(&own);
         assert_eq!(load(&model, name), None);
         let tries_all = is_first(name);
@@ -280,12 +284,12 @@ fn any_value_of_any_key_of_dflash() {
 /// A drafter, beside a model that it was made for: with hostile values of each key, and without a tensor or with one of another
 /// shape. At least `n_least` of these files are refused.
 fn any_value_of_any_key_beside(target: &str, own: &Writer<'_>, n_least: usize) {
-    let file = models::model(target, GgmlType::Q4_0).unwrap().unwrap();
-    let file = Arc::new(Gguf::from_vec(file.to_vec().unwrap()).unwrap());
-    let target = Model::load(file).unwrap();
-    let own = without_vocabulary(own);
+    let target = models::model(target, GgmlType::Q4_0).unwrap().unwrap();
+    let target = Model::load(Arc::new(file(&target))).unwrap();
+    let whole = file(own);
+    let own = without_vocabulary(&whole);
     assert_eq!(load_assistant(&target, &own, "as it is"), None);
-    let gguf = Gguf::from_vec(own.to_vec().unwrap()).unwrap();
+    let gguf = file(&own);
     let reasons = |said: &str| names_its_reason(said) || said.contains("drafts for another model");
     let mut n_refused = 0;
     let mut try_it = |changed: &Writer<'_>, what: &str| {
@@ -315,7 +319,7 @@ fn any_value_of_any_key_beside(target: &str, own: &Writer<'_>, n_least: usize) {
                 changed.set(key, value);
             }
             for info in gguf.tensors() {
-                let data = gguf.tensor_data(info).to_vec();
+                let data = gguf.tensor_data(info);
                 let is_same = info.name != left_out.name;
                 match dims {
                     _ if is_same => changed.add_tensor(&info.name, &info.dims, info.ty, data),

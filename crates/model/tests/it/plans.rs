@@ -1,6 +1,7 @@
 //! What every family computes, operation by operation, and what its files must have: plans and errors of small random
 //! models, compared with committed ones. A plan changes only on purpose.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -54,19 +55,19 @@ pub(crate) fn rewritten(
     gguf: &Gguf,
     keep: impl Fn(&str) -> bool,
     change: impl Fn(&str) -> (String, Option<GgmlType>),
-) -> Writer<'static> {
+) -> Writer<'_> {
     let mut out = Writer::new(gguf.metadata().str("general.architecture").unwrap());
     for (key, value) in gguf.metadata().iter().filter(|(key, _)| keep(key)) {
         out.set(key, value);
     }
     for info in gguf.tensors().iter().filter(|info| keep(&info.name)) {
         let (name, ty) = change(&info.name);
-        let data = match ty {
+        let data: Cow<'_, [u8]> = match ty {
             Some(ty) if ty != info.ty => {
                 let n = info.n_elements() as usize;
-                vec![0; n / ty.block_len() * ty.block_bytes()]
+                vec![0; n / ty.block_len() * ty.block_bytes()].into()
             }
-            _ => gguf.tensor_data(info).to_vec(),
+            _ => gguf.tensor_data(info).into(),
         };
         out.add_tensor(&name, &info.dims, ty.unwrap_or(info.ty), data)
             .unwrap();

@@ -160,7 +160,7 @@ fn a_joined_mixture_has_the_operations_of_one_without_a_shared_expert() {
 fn shared_experts_unlike_the_others_stay_apart() {
     for name in ["glm4moe", "qwen2moe_sevenths"] {
         let gguf = file(name);
-        let mixture = |change: &dyn Fn(&mut Writer<'static>), ty: Option<(&str, GgmlType)>| {
+        let mixture = |change: &dyn Fn(&mut Writer<'_>), ty: Option<(&str, GgmlType)>| {
             let same = |it: &str| {
                 let ty = ty.filter(|(tensor, _)| it == *tensor).map(|(_, ty)| ty);
                 (it.to_string(), ty)
@@ -169,7 +169,7 @@ fn shared_experts_unlike_the_others_stay_apart() {
             change(&mut writer);
             Model::load(open(&writer)).unwrap()
         };
-        let kept = |_: &mut Writer<'static>| {};
+        let kept = |_: &mut Writer<'_>| {};
         let only_last_apart = |model: &Model, what: &str| {
             let found = mixtures(&joined(model));
             let (last, others) = found.split_last().unwrap();
@@ -187,7 +187,7 @@ fn shared_experts_unlike_the_others_stay_apart() {
             let other = mixture(&kept, Some((&tensor, GgmlType::F16)));
             only_last_apart(&other, &format!("{matrix} in F16"));
             let n_out = gguf.tensor(&tensor).unwrap().dims[1];
-            let add_bias = |writer: &mut Writer<'static>| {
+            let add_bias = |writer: &mut Writer<'_>| {
                 let name = format!("blk.2.{matrix}.bias");
                 let values = vec![1.0; n_out as usize];
                 let added = writer.add_tensor_f32(&name, &[n_out], GgmlType::F32, &values);
