@@ -3,6 +3,7 @@
 use rocmforge_testkit::data::conformance;
 use rocmforge_text::answer::{AnswerParser, Delta, Format};
 use serde_json::{Value, json};
+use std::sync::LazyLock;
 
 /// What an answer says, however its text was cut.
 #[derive(Debug, Default, PartialEq)]
@@ -48,7 +49,12 @@ impl Answer {
     }
 }
 
-fn tools() -> Vec<Value> {
+fn tools() -> &'static [Value] {
+    static TOOLS: LazyLock<Vec<Value>> = LazyLock::new(make_tools);
+    &TOOLS
+}
+
+fn make_tools() -> Vec<Value> {
     let tool = |name: &str, properties: Value| {
         let parameters = json!({"type": "object", "properties": properties});
         json!({"type": "function", "function": {"name": name, "parameters": parameters}})
@@ -75,7 +81,7 @@ fn tools() -> Vec<Value> {
 
 /// Reads an answer that comes in these pieces.
 fn read<'t>(format: &str, prompt: &str, pieces: impl IntoIterator<Item = &'t str>) -> Answer {
-    let mut parser = AnswerParser::new(Format::by_name(format).unwrap(), prompt, &tools());
+    let mut parser = AnswerParser::new(Format::by_name(format).unwrap(), prompt, tools());
     let mut answer = Answer::default();
     for piece in pieces {
         answer.add(parser.push(piece));
@@ -1094,7 +1100,7 @@ fn quoted_content_is_passed_on() {
         assert_eq!(answer.content, content);
         assert_eq!((answer.calls.len(), answer.unfinished.as_str()), (0, ""));
     }
-    let mut parser = AnswerParser::new(Format::by_name("generic").unwrap(), "", &tools());
+    let mut parser = AnswerParser::new(Format::by_name("generic").unwrap(), "", tools());
     let deltas = parser.push(r#"{"response": "Hello "#);
     assert_eq!(deltas, [Delta::Content("Hello ".into())]);
 }
@@ -1192,7 +1198,7 @@ fn reasoning_and_calls_may_have_different_formats() {
         ("qwen-xml", "<think>\n", "</think>"),
     ] {
         let format = Format::by_name(name).unwrap().with_calls_of(hermes);
-        let mut parser = AnswerParser::new(format, open, &tools());
+        let mut parser = AnswerParser::new(format, open, tools());
         let mut answer = Answer::default();
         let call = r#"<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>"#;
         answer.add(parser.push(&format!("Hm.{close}\n{call}")));
@@ -1358,7 +1364,7 @@ fn long_answers_are_passed_on() {
     ];
     for format in Format::names() {
         for unit in units {
-            let mut parser = AnswerParser::new(Format::by_name(format).unwrap(), "", &tools());
+            let mut parser = AnswerParser::new(Format::by_name(format).unwrap(), "", tools());
             let (mut n_in, mut answer) = (0, Answer::default());
             for _ in 0..(3 << 19) / (64 * unit.len()) {
                 let piece = unit.repeat(64);
