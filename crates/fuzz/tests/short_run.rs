@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rocmforge_fuzz::{Mutator, TARGETS, Target};
 
-/// Mutations per target; a few seconds for all targets in a dev build.
+/// Mutations per target; a few seconds for all targets in a dev build. `ROCMFORGE_TEST_REPEATS` asks for as many times more.
 const ROUNDS: [(&str, usize); 10] = [
     ("gguf", 20_000),
     ("split", 2_000),
@@ -17,7 +17,7 @@ const ROUNDS: [(&str, usize); 10] = [
     ("http", 10_000),
     ("adapter", 5_000),
     ("tuning", 20_000),
-    ("external", 3_000),
+    ("external", 1_000),
 ];
 
 /// Runs one input; saves it if it shows a bug.
@@ -43,7 +43,9 @@ fn short_run(name: &str) {
         corpus.push(data);
     }
     let mut mutator = Mutator::new(1, target.max_bytes);
-    for round in 0..*rounds {
+    let repeats = std::env::var("ROCMFORGE_TEST_REPEATS");
+    let repeats: usize = repeats.map_or(1, |repeats| repeats.parse().expect("a number"));
+    for round in 0..rounds * repeats {
         run(
             target,
             &format!("mutation {round}"),
