@@ -263,6 +263,13 @@ mod tests {
             3,
             overwrites_c,
         );
+        for (n, load) in [
+            (0, "global_load_dword v4, v20, s[0:1]"),
+            (3, "ds_read_b32 v4, v20"),
+        ] {
+            let matrix = "v_mfma_f32_16x16x16_f16 v[0:3], v[8:9], v[10:11], v[4:7]";
+            gfx942(matrix, n, load);
+        }
         gfx942(
             "v_mfma_f32_16x16x4_f32 v[0:3], v8, v10, v[4:7]",
             0,

@@ -202,7 +202,9 @@ impl Pair<'_> {
         }
         let c = self.earlier.operands.get(3);
         let c = c.and_then(|operand| registers::parse(operand));
-        let overwrites_c = c.is_some_and(|c| self.after.writes_any(c));
+        // What a load of device memory writes comes later than the last pass.
+        let overwrites_c =
+            self.after.unit != Unit::Memory && c.is_some_and(|c| self.after.writes_any(c));
         let is_slow = self.family.is_gfx940() && !is_fast(self.earlier);
         if overwrites_c && !is_slow {
             passes - 1
