@@ -617,7 +617,7 @@ fn drafts_from_the_cache_of_the_model_change_no_text() {
         "-p",
         "0",
         "-n",
-        "24",
+        "64",
         "-r",
         "1",
         "-o",
