@@ -85,8 +85,7 @@ struct Chunks {
     u32 seq, head, first_row;
 
     static DEV_MEMBER void run(const LinearParams& p) {
-        SHARED(
-        u8, memory, BYTES);
+        SHARED(u8, memory, BYTES);
         const u32 seq = bid_y();
         const Division<CHUNK> division(p, seq);
         if (division.n_rows <= p.n_short) return;
