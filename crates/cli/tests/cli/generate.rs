@@ -700,7 +700,7 @@ fn drafts_from_the_layers_of_the_model_change_no_text() {
     run(&["generate", "-m", &own, "--ids", "5", "-n", "1"]).fails(1, "--speculate draft:FILE");
     let how = format!("draft:{own}");
     let bench = ["bench", "-m", &file, "--device", "cpu", "--speculate", &how];
-    let fixed = ["-p", "0", "-n", "24", "-r", "1", "-o", "json"];
+    let fixed = ["-p", "0", "-n", "64", "-r", "1", "-o", "json"];
     let rows = run(&[&bench[..], &fixed].concat()).json();
     assert!(rows[0]["n_drafted"].as_u64().unwrap() > 0, "{rows}");
 }
