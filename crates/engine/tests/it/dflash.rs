@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use rocmforge_engine::speculate::{BlockDrafter, DraftLength, Wanted};
-use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig};
+use rocmforge_engine::{Device, Engine, EngineConfig};
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, TokenId};
 use rocmforge_model::{DraftsFor, Model, Purpose};
 use rocmforge_plan::{Batch, BatchSeq, InputToken, KvType, LogitsRow, Op, RowOutput, Want};
@@ -15,7 +15,9 @@ use rocmforge_testkit::models::dflash::{Dflash, N_SHORT, dflash, short_id};
 use rocmforge_testkit::models::prompt;
 
 use crate::assistant::{best, compute, drafts_in, error, gguf};
-use crate::common::drafter::{RightStarts, Watched};
+use crate::common::drafter::{
+    RightStarts, Watched, drafts_nothing, ends_before_a_shift, with_nan_norm,
+};
 use crate::common::test_gpu;
 use crate::eagle3::{
     TEXT, model_file, on, pair_of, requests, tensors, values_before, without, writer_without,
@@ -536,44 +538,17 @@ fn dflash_passes_the_check_of_a_gpu() {
 #[test]
 fn dflash_ends_before_a_context_that_shifts() {
     let (target, drafter) = pair("llama", Dflash::Shared, GgmlType::Q4_0);
-    let config = EngineConfig {
-        n_ctx: Some(64),
-        ..config()
-    };
-    let shifts = EngineConfig {
-        context_policy: ContextPolicy::Shift { n_sinks: 4 },
-        ..config.clone()
-    };
-    let requests = [greedy(prompt(40, target.config.n_vocab), 90)];
-    let engine = || Engine::start(&target, None, &shifts).unwrap();
-    let expected = run(&mut engine(), &requests);
-    let mut engine = engine();
-    let own = drafter_of(&drafter, &target, &config);
-    engine.speculate(Box::new(own), DraftLength::Always(3));
-    assert!(run(&mut engine, &requests) == expected);
-    assert!(engine.stats().drafts.n_drafted > 30);
-    assert!(engine.drafter().unwrap().failure.is_none());
+    ends_before_a_shift(&target, |config| {
+        Box::new(drafter_of(&drafter, &target, config))
+    });
 }
 
 /// What is not a number ends drafts, and no text.
 #[test]
 fn dflash_with_nan_drafts_nothing() {
-    let own = drafter_file(Dflash::Shared, GgmlType::F32);
-    let norm = own.tensor("output_norm.weight").unwrap();
-    let mut writer = writer_without(&own, &["output_norm.weight"]);
-    let data = f32::NAN.to_le_bytes().repeat(norm.dims[0] as usize);
-    { &mut writer }
-        .add_tensor(&norm.name, &norm.dims, norm.ty, data)
-        .unwrap();
-    let (target, drafter) = pair_of(model_file("llama", GgmlType::F32), &gguf(writer));
-    let requests = [greedy(prompt(20, target.config.n_vocab), 12)];
-    let mut engine = Engine::start(&target, None, &config()).unwrap();
-    let expected = run(&mut engine, &requests);
-    let own = drafter_of(&drafter, &target, &config());
-    engine.speculate(Box::new(own), DraftLength::Always(3));
-    assert!(run(&mut engine, &requests) == expected);
-    assert_eq!(engine.stats().drafts.n_drafted, 0);
-    assert!(engine.drafter().unwrap().failure.is_none());
+    let own = gguf(with_nan_norm(&drafter_file(Dflash::Shared, GgmlType::F32)));
+    let (target, drafter) = pair_of(model_file("llama", GgmlType::F32), &own);
+    drafts_nothing(&target, Box::new(drafter_of(&drafter, &target, &config())));
 }
 
 fn with(kind: Dflash, key: &str, value: impl Into<OwnedValue>) -> Arc<Gguf> {

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use rocmforge_engine::speculate::{DraftLength, ModelDrafter, Wanted};
-use rocmforge_engine::{ContextPolicy, Device, Engine, EngineConfig, Request};
+use rocmforge_engine::{Device, Engine, EngineConfig, Request};
 use rocmforge_gguf::{GgmlType, Gguf, OwnedValue, TokenId, Writer};
 use rocmforge_model::{DraftsFor, Model, Purpose};
 use rocmforge_plan::{Batch, KvType, Op, SamplingParams};
@@ -16,7 +16,9 @@ use rocmforge_testkit::models::eagle3::{Eagle3, N_SHORT, eagle3, short_id};
 use rocmforge_testkit::models::{self, families, prompt};
 
 use crate::assistant::{best, compute, drafts_in, error, gguf};
-use crate::common::drafter::{RightStarts, Watched};
+use crate::common::drafter::{
+    RightStarts, Watched, drafts_nothing, ends_before_a_shift, with_nan_norm,
+};
 use crate::common::test_gpu;
 use crate::own_drafter::{Row, Tensors, devices, logits};
 use crate::speculation::{config, greedy, run};
@@ -603,41 +605,17 @@ fn layers_of_a_shared_model_are_exported() {
 #[test]
 fn eagle3_ends_before_a_context_that_shifts() {
     let (target, drafter) = pair("llama", Eagle3::Short, GgmlType::Q4_0);
-    let config = EngineConfig {
-        n_ctx: Some(64),
-        context_policy: ContextPolicy::Shift { n_sinks: 4 },
-        ..config()
-    };
-    let requests = [greedy(prompt(40, target.config.n_vocab), 90)];
-    let engine = || Engine::start(&target, None, &config).unwrap();
-    let expected = run(&mut engine(), &requests);
-    let mut engine = engine();
-    let own = drafter_of(&drafter, &target, &config);
-    engine.speculate(Box::new(own), DraftLength::Always(3));
-    assert!(run(&mut engine, &requests) == expected);
-    assert!(engine.stats().drafts.n_drafted > 30);
-    assert!(engine.drafter().unwrap().failure.is_none());
+    ends_before_a_shift(&target, |config| {
+        Box::new(drafter_of(&drafter, &target, config))
+    });
 }
 
 /// What is not a number ends drafts, and no text.
 #[test]
 fn eagle3_with_nan_drafts_nothing() {
-    let own = drafter_file(Eagle3::Short, GgmlType::F32);
-    let norm = own.tensor("output_norm.weight").unwrap();
-    let mut writer = writer_without(&own, &["output_norm.weight"]);
-    let data = f32::NAN.to_le_bytes().repeat(norm.dims[0] as usize);
-    { &mut writer }
-        .add_tensor(&norm.name, &norm.dims, norm.ty, data)
-        .unwrap();
-    let (target, drafter) = pair_of(model_file("llama", GgmlType::F32), &gguf(writer));
-    let requests = [greedy(prompt(20, target.config.n_vocab), 12)];
-    let mut engine = Engine::start(&target, None, &config()).unwrap();
-    let expected = run(&mut engine, &requests);
-    let own = drafter_of(&drafter, &target, &config());
-    engine.speculate(Box::new(own), DraftLength::Always(3));
-    assert!(run(&mut engine, &requests) == expected);
-    assert_eq!(engine.stats().drafts.n_drafted, 0);
-    assert!(engine.drafter().unwrap().failure.is_none());
+    let own = gguf(with_nan_norm(&drafter_file(Eagle3::Short, GgmlType::F32)));
+    let (target, drafter) = pair_of(model_file("llama", GgmlType::F32), &own);
+    drafts_nothing(&target, Box::new(drafter_of(&drafter, &target, &config())));
 }
 
 fn with(key: &str, value: impl Into<OwnedValue>) -> Arc<Gguf> {

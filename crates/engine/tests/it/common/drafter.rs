@@ -1,11 +1,16 @@
-//! A drafter that a test watches.
+//! A drafter that a test watches, and what drafters in files of their own have in common.
 
 use std::sync::{Arc, Mutex};
 
-use rocmforge_engine::speculate::{Drafter, Wanted};
-use rocmforge_engine::{Request, RequestId};
-use rocmforge_gguf::TokenId;
+use rocmforge_engine::speculate::{DraftLength, Drafter, Wanted};
+use rocmforge_engine::{ContextPolicy, Engine, EngineConfig, Request, RequestId};
+use rocmforge_gguf::{Gguf, TokenId, Writer};
+use rocmforge_model::Model;
 use rocmforge_runtime::RuntimeError;
+use rocmforge_testkit::models::prompt;
+
+use crate::eagle3::writer_without;
+use crate::speculation::{config, greedy, run};
 
 /// A drafter, and what looks at each of its drafts or changes it.
 pub(crate) struct Watched<D, F> {
@@ -24,6 +29,10 @@ impl<D: Drafter, F: FnMut(&mut Wanted<'_>) + Send> Drafter for Watched<D, F> {
 
     fn most_sequences(&self) -> usize {
         self.drafter.most_sequences()
+    }
+
+    fn drafts_at_once(&self) -> bool {
+        self.drafter.drafts_at_once()
     }
 
     fn takes_hidden(&self) -> bool {
@@ -85,4 +94,50 @@ impl RightStarts {
     pub(crate) fn n_drafts(&self) -> usize {
         *self.n_drafts.lock().unwrap()
     }
+}
+
+/// Checks that a drafter for `target` changes no text when tokens leave the context: those that it has computed are then more than
+/// it has room for, and it ends.
+pub(crate) fn ends_before_a_shift(
+    target: &Model,
+    drafter: impl FnOnce(&EngineConfig) -> Box<dyn Drafter>,
+) {
+    let config = EngineConfig {
+        n_ctx: Some(64),
+        ..config()
+    };
+    let shifts = EngineConfig {
+        context_policy: ContextPolicy::Shift { n_sinks: 4 },
+        ..config.clone()
+    };
+    let requests = [greedy(prompt(40, target.config.n_vocab), 90)];
+    let engine = || Engine::start(target, None, &shifts).unwrap();
+    let expected = run(&mut engine(), &requests);
+    let mut engine = engine();
+    engine.speculate(drafter(&config), DraftLength::Always(3));
+    assert!(run(&mut engine, &requests) == expected);
+    assert!(engine.stats().drafts.n_drafted > 30);
+    assert!(engine.drafter().unwrap().failure.is_none());
+}
+
+/// Returns the file of a drafter with NaN in its last norm.
+pub(crate) fn with_nan_norm(own: &Gguf) -> Writer<'static> {
+    let norm = own.tensor("output_norm.weight").unwrap();
+    let mut writer = writer_without(own, &["output_norm.weight"]);
+    let data = f32::NAN.to_le_bytes().repeat(norm.dims[0] as usize);
+    { &mut writer }
+        .add_tensor(&norm.name, &norm.dims, norm.ty, data)
+        .unwrap();
+    writer
+}
+
+/// Checks that a drafter for `target` that computes NaN drafts nothing, and changes no text.
+pub(crate) fn drafts_nothing(target: &Model, drafter: Box<dyn Drafter>) {
+    let requests = [greedy(prompt(20, target.config.n_vocab), 12)];
+    let mut engine = Engine::start(target, None, &config()).unwrap();
+    let expected = run(&mut engine, &requests);
+    engine.speculate(drafter, DraftLength::Always(3));
+    assert!(run(&mut engine, &requests) == expected);
+    assert_eq!(engine.stats().drafts.n_drafted, 0);
+    assert!(engine.drafter().unwrap().failure.is_none());
 }
