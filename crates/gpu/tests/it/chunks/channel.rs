@@ -4,8 +4,8 @@ use rocmforge_gpu::{Gpu, SeqState};
 use rocmforge_plan::{Decay, KeySharing, LinearHeads, LinearInputs, StateRule};
 
 use super::{
-    BOUND, Case, How, SEQUENCES, alone, check, check_kernels, check_sequences, heads,
-    random_states, with_chunks,
+    BOUND, Case, How, SEQUENCES, check, check_kernels, check_rows, check_sequences, heads,
+    key_near, random_states, with_chunks,
 };
 use crate::common;
 use crate::common::weights::Random;
@@ -69,12 +69,7 @@ impl Inputs {
             Inputs::Alike => [1.0, 0.1],
             _ => [0.0, 1.0],
         };
-        let mixed = direction
-            .iter()
-            .map(|x| of_direction * x + share * random.value());
-        let mixed: Vec<f32> = mixed.collect();
-        let len = mixed.iter().map(|x| x * x).sum::<f32>().sqrt();
-        mixed.iter().map(|x| x / len).collect()
+        key_near(direction, [of_direction, share], random)
     }
 
     fn value(self, column: usize, random: &mut Random) -> f32 {
@@ -125,14 +120,10 @@ fn inputs(
 
 fn check_long(gpu: &Gpu, n_rows: u32, what: Inputs) {
     let how = how([1, 1, 128, 32], KeySharing::Neighbours);
-    let sequences = alone(n_rows);
-    let random = &mut Random(n_rows.into());
-    let inputs = inputs(&how.0, n_rows as usize, what, random);
-    let states = random_states(&how.0, random, |_| 1.0);
-    let case = Case::new(gpu, &sequences, how, (&inputs, states));
-    let (out, states) = case.run(gpu, &sequences);
-    let name = format!("{} {what:?} {n_rows}", common::name(gpu));
-    check(case.errors(&out, &states), BOUND, &name);
+    let of = (BOUND, &*format!("{what:?}"));
+    check_rows(gpu, (n_rows, how), of, |heads, n_rows, random| {
+        inputs(heads, n_rows, what, random)
+    });
 }
 
 /// Each kind of inputs on another device.

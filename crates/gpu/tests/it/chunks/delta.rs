@@ -4,7 +4,7 @@ use rocmforge_gpu::{Gpu, SeqState};
 use rocmforge_plan::{Decay, KeySharing, LinearHeads, LinearInputs, StateRule};
 
 use super::{
-    BOUND, Case, How, SEQUENCES, alone, check, check_kernels, check_sequences, heads,
+    BOUND, Case, How, SEQUENCES, alone, check, check_kernels, check_sequences, heads, key_near,
     random_states, with_chunks,
 };
 use crate::common;
@@ -65,12 +65,7 @@ impl Inputs {
             _ => 1.0,
         };
         let of_direction = if share < 1.0 { 1.0 } else { 0.0 };
-        let mixed = direction
-            .iter()
-            .map(|x| of_direction * x + share * random.value());
-        let mixed: Vec<f32> = mixed.collect();
-        let len = mixed.iter().map(|x| x * x).sum::<f32>().sqrt();
-        mixed.iter().map(|x| x / len).collect()
+        key_near(direction, [of_direction, share], random)
     }
 
     fn value(self, column: usize, random: &mut Random) -> f32 {

@@ -178,6 +178,32 @@ fn random_states(
     states
 }
 
+/// Returns a key of length 1: the sum of `direction` and random values, times these factors.
+fn key_near(direction: &[f32], [of_direction, share]: [f32; 2], random: &mut Random) -> Vec<f32> {
+    let mixed = direction.iter();
+    let mixed = mixed.map(|x| of_direction * x + share * random.value());
+    let mixed: Vec<f32> = mixed.collect();
+    let len = mixed.iter().map(|x| x * x).sum::<f32>().sqrt();
+    mixed.iter().map(|x| x / len).collect()
+}
+
+/// Checks a sequence of so many rows, of which `inputs` makes the inputs.
+fn check_rows(
+    gpu: &Gpu,
+    (n_rows, how): (u32, How),
+    (bound, what): (f64, &str),
+    inputs: impl FnOnce(&LinearHeads, usize, &mut Random) -> LinearInputs<Vec<f32>>,
+) {
+    let sequences = alone(n_rows);
+    let random = &mut Random(n_rows.into());
+    let inputs = inputs(&how.0, n_rows as usize, random);
+    let states = random_states(&how.0, random, |_| 1.0);
+    let case = Case::new(gpu, &sequences, how, (&inputs, states));
+    let (out, states) = case.run(gpu, &sequences);
+    let name = format!("{} {what} {n_rows}", common::name(gpu));
+    check(case.errors(&out, &states), bound, &name);
+}
+
 /// Returns the greatest error of values, relative to the largest one of its column.
 fn error(got: &[f32], wanted: &[f64], column: impl Fn(usize) -> usize) -> f64 {
     assert_eq!(got.len(), wanted.len(), "as many values");

@@ -4,7 +4,7 @@ use rocmforge_gpu::Gpu;
 use rocmforge_plan::{Decay, KeySharing, LinearHeads, LinearInputs, StateRule};
 
 use super::{
-    BOUND, Case, How, SEQUENCES, alone, check, check_kernels, check_sequences, heads,
+    BOUND, Case, How, SEQUENCES, check, check_kernels, check_rows, check_sequences, heads,
     random_states, with_chunks,
 };
 use crate::common;
@@ -131,16 +131,12 @@ fn inputs(
 
 fn check_long(gpu: &Gpu, n_rows: u32, (widths, what): ([usize; 4], Inputs)) {
     let how = how(widths, KeySharing::Neighbours);
-    let sequences = alone(n_rows);
-    let random = &mut Random(n_rows.into());
-    let inputs = inputs(&how.0, n_rows as usize, what, random);
-    let states = random_states(&how.0, random, |_| 1.0);
-    let case = Case::new(gpu, &sequences, how, (&inputs, states));
-    let (out, states) = case.run(gpu, &sequences);
-    let name = format!("{} {what:?} {n_rows} {widths:?}", common::name(gpu));
     // Where all keys are the same, what remains of a column may be far smaller than it was before.
     let bound = if what == Inputs::Same { 1e-3 } else { BOUND };
-    check(case.errors(&out, &states), bound, &name);
+    let of = (bound, &*format!("{what:?} {widths:?}"));
+    check_rows(gpu, (n_rows, how), of, |heads, n_rows, random| {
+        inputs(heads, n_rows, what, random)
+    });
 }
 
 /// Each kind of inputs on another device.
