@@ -23,7 +23,7 @@ fn read(gpu: &Gpu, acts: &ActsBuffer, n_rows: usize) -> (Vec<u32>, Vec<i8>, Vec<
 /// The conversion within has the bits of one after it, of products by GEMV and by GEMM.
 #[test]
 fn converted_results_have_the_same_bits() {
-    let [n_in, n_out] = [256, 512];
+    let [n_in, n_out] = [256, 768];
     for ty in [GgmlType::Q4_K, GgmlType::Q8_0, GgmlType::F16] {
         for gpu in common::all_gpus() {
             if !common::has_format(&gpu, ty) {
