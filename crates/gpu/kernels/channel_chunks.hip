@@ -274,13 +274,12 @@ struct Chunks {
         const float* of_rows = factors() + compared_here(other_of(0));
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++) {
-            Tile::Acc& s = columns.s[i];
-#pragma unroll
-            for (u32 e = 0; e < ELEMENTS; e++) s.v[e] *= of_rows[i * 16 + row_distance(e)];
+            Tile::Acc added = Tile::zero();
             const KeyOperand key = Tile::load_b_transposed(keys + i * 32, PITCH);
-            mac(s, u.high, Tile::load_b_transposed(keys + KEY_BYTES + i * 32, PITCH));
-            mac(s, u.low, key);
-            mac(s, u.high, key);
+            mac(added, u.high, Tile::load_b_transposed(keys + KEY_BYTES + i * 32, PITCH));
+            mac(added, u.low, key);
+            mac(added, u.high, key);
+            columns.change(i, added, [&](u32 e) { return of_rows[i * 16 + row_distance(e)]; });
             hold_loads<SHORT_OF_REGISTERS>();
         }
     }

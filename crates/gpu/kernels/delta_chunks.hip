@@ -238,13 +238,12 @@ template <u32 WIDTH> struct Chunks {
         const Parts<QueryOperand> parts = parts_of(d);
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++) {
-            Tile::Acc& s = columns.s[i];
-#pragma unroll
-            for (u32 e = 0; e < ELEMENTS; e++) s.v[e] *= all;
+            Tile::Acc added = Tile::zero();
             const KeyOperand key = Tile::load_b_transposed(keys + i * 32, PITCH);
-            mac(s, parts.high, Tile::load_b_transposed(keys + KEY_BYTES + i * 32, PITCH));
-            mac(s, parts.low, key);
-            mac(s, parts.high, key);
+            mac(added, parts.high, Tile::load_b_transposed(keys + KEY_BYTES + i * 32, PITCH));
+            mac(added, parts.low, key);
+            mac(added, parts.high, key);
+            columns.change(i, added, [&](u32) { return all; });
             hold_loads<SHORT_OF_REGISTERS>();
         }
     }

@@ -324,17 +324,16 @@ template <u32 WIDTH, u32 CHUNK, u32 SHARING> struct Chunks {
         for (u32 t = 0; t < TILES; t++) parts[t] = parts_of(d[t].v);
 #pragma unroll
         for (u32 i = 0; i < STEPS; i++) {
-            Tile::Acc& s = columns.s[i];
-#pragma unroll
-            for (u32 e = 0; e < ELEMENTS; e++) s.v[e] *= all;
+            Tile::Acc added = Tile::zero();
 #pragma unroll
             for (u32 t = 0; t < TILES; t++) {
                 const u8* keys = memory + first_key * 2 + t * 16 * PITCH + i * 32;
                 const KeyOperand key = Tile::load_b_transposed(keys, PITCH);
-                mac(s, parts[t].high, Tile::load_b_transposed(keys + KEY_BYTES, PITCH));
-                mac(s, parts[t].low, key);
-                mac(s, parts[t].high, key);
+                mac(added, parts[t].high, Tile::load_b_transposed(keys + KEY_BYTES, PITCH));
+                mac(added, parts[t].low, key);
+                mac(added, parts[t].high, key);
             }
+            columns.change(i, added, [&](u32) { return all; });
             hold_loads<SHORT_OF_REGISTERS>();
         }
     }
