@@ -140,7 +140,7 @@ struct Chunks {
         float since_start = 1.0f;
 #pragma unroll
         for (u32 t = 0; t < CHUNK; t++) {
-            of.factor[t] = exp_of(of.factor[t]);
+            of.factor[t] = decay_factor(of.factor[t]);
             of.q[t] *= QUERY_SCALE;
             since_start *= of.factor[t];
             store(memory, t, channel, of.k[t] * since_start);

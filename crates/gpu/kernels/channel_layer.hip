@@ -126,7 +126,7 @@ template <u32 LANES> DEV void channel_decode(const ChannelParams& p) {
 #pragma unroll
         for (u32 i = 0; i < QUAD; i++) {
             const float open = rate.v[i] * softplus(decay.v[i]), closed = p.bound * sigmoid(decay.v[i] * rate.v[i]);
-            x.v[i] = exp_of(p.bounded ? closed : open);
+            x.v[i] = decay_factor(p.bounded ? closed : open);
         }
     }
     const float squares = team_squares(x);

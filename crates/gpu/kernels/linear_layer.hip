@@ -227,7 +227,7 @@ template <u32 LANES, u32 N_THREADS, Of OF> DEV void linear_decode(const DecodePa
     if constexpr (OF == Of::VALUES) {
         beta = has_value ? softplus(p.decay[at]) : 0.0f;
     } else {
-        factor = exp_of(p.decay[of_head]), beta = p.beta[of_head];
+        factor = decay_factor(p.decay[of_head]), beta = p.beta[of_head];
     }
     auto keep = [&](u32 slot) {
         state.each(shape, p.states, slot, head, column, [&](u32 i, float* to) { *to = state.s[i]; });

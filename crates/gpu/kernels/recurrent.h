@@ -1,6 +1,7 @@
 // What operations with states of sequences share: the places of states, convolutions with the rows before, and the columns
 // of a state in registers.
 #pragma once
+#include "activation.h"
 #include "quad.h"
 #include "step.h"
 
@@ -26,6 +27,10 @@ struct KeptState {
     u32 slot;
     FIELDS(n_rows, slot)
 };
+
+// e^x, at most 1, by which a row multiplies a state. Near 1, exponentials of GPUs err to one side, and thousands of rows
+// add that up.
+DEV float decay_factor(float x) { return x < -0.5f ? exp_of(x) : 1.0f + exp_minus_one(x); }
 
 // ---------------------------------------------------------------------------------------------- convolution
 struct Conv {

@@ -124,7 +124,7 @@ template <u32 LANES, Decay OF> struct Rows {
             if constexpr (IS_CHANNEL) {
                 Quad factors;
 #pragma unroll
-                for (u32 j = 0; j < QUAD; j++) factors.v[j] = exp_of(from.channels[i].v[j]);
+                for (u32 j = 0; j < QUAD; j++) factors.v[j] = decay_factor(from.channels[i].v[j]);
                 store16(to.factor + half * TILE * WIDTH + at, bits<u32x4>(factors));
             }
         }
@@ -142,7 +142,7 @@ template <u32 LANES, Decay OF> struct Rows {
             if (tid() < TILE) to.beta[half * TILE + tid()] = from.beta[0];
         }
         if constexpr (IS_HEAD) {
-            if (tid() < TILE) to.factor[half * TILE + tid()] = exp_of(from.decay[0]);
+            if (tid() < TILE) to.factor[half * TILE + tid()] = decay_factor(from.decay[0]);
         }
     }
 };
