@@ -73,7 +73,6 @@ fn instruction(line: &str) -> Option<(Instruction, Option<String>)> {
         .filter(|operand| !operand.is_empty())
         .map(String::from)
         .collect();
-    let is_branch = mnemonic.contains("branch");
     let jump = rest
         .split_once('<')
         .and_then(|(_, symbol)| symbol.strip_suffix('>'));
@@ -83,7 +82,9 @@ fn instruction(line: &str) -> Option<(Instruction, Option<String>)> {
         operands,
         target: None,
     };
-    Some((instruction, jump.filter(|_| is_branch).map(String::from)))
+    let jump = jump.filter(|_| instruction.is_branch());
+    let jump = jump.map(String::from);
+    Some((instruction, jump))
 }
 
 impl Instruction {
@@ -95,6 +96,11 @@ impl Instruction {
             || name.contains("_dpp")
             || lds.iter().any(|prefix| name.starts_with(prefix))
             || self.is_matrix()
+    }
+
+    /// Whether another instruction than the next one may follow.
+    pub(crate) fn is_branch(&self) -> bool {
+        self.mnemonic.contains("branch")
     }
 
     /// Whether it runs on the matrix unit.

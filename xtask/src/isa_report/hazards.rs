@@ -235,6 +235,17 @@ mod tests {
     }
 
     #[test]
+    fn a_matrix_instruction_waits_for_the_last_one_that_wrote_what_it_reads() {
+        let first = "v_mfma_f32_16x16x16f16 v[0:3], v[8:9], v[10:11], v[0:3]";
+        let overwrites = "v_mfma_f32_16x16x16f16 v[2:5], v[8:9], v[10:11], v[0:3]";
+        let later = "v_mfma_f32_16x16x16f16 v[2:5], v[8:9], v[10:11], v[2:5]";
+        assert_eq!(found("gfx90a", &[first, overwrites, later]), [""; 0]);
+        // A jump leaves it out.
+        let jump = "s_cbranch_scc0 1@3";
+        assert_eq!(found("gfx90a", &[first, jump, overwrites, later]).len(), 1);
+    }
+
+    #[test]
     fn results_of_matrix_instructions_of_cdna3() {
         let gfx942 = |matrix, n, later| check_states("gfx942", &[matrix], n, later);
         let add = "v_add_f32_e32 v20, v20, v3";

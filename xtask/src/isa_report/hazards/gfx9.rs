@@ -4,7 +4,7 @@
 use super::{Hazards, Recent, cdna1, is_transcendental, is_vector, is_vector_memory};
 use crate::isa_report::code::Instruction;
 use crate::isa_report::family::Family;
-use crate::isa_report::registers::{self, Access, EXEC, M0, Registers, Unit, VCC};
+use crate::isa_report::registers::{self, Access, EXEC, Kernel, M0, Registers, Unit, VCC};
 
 /// The most wait states that a rule needs after a matrix instruction, and after others.
 const MOST_AFTER_MATRIX: u8 = 20;
@@ -98,12 +98,36 @@ impl Hazards<'_> {
         }
         if pair.earlier.is_matrix() {
             return if pair.later.is_matrix() {
-                pair.matrix_to_matrix()
+                match self.is_overwritten(earlier, later) {
+                    true => 0,
+                    false => pair.matrix_to_matrix(),
+                }
             } else {
                 pair.after_matrix()
             };
         }
         pair.of_others()
+    }
+}
+
+impl Hazards<'_> {
+    /// Whether a matrix instruction in between, which no jump leaves out, overwrites all that the later one reads of the
+    /// earlier one's result. Then the later one waits for that instruction alone.
+    fn is_overwritten(&self, earlier: usize, later: usize) -> bool {
+        let Kernel { code, accesses, .. } = self.kernel;
+        let result = accesses[earlier].writes[0];
+        let reads = accesses[later].reads.iter();
+        let read: Vec<usize> = reads
+            .flat_map(|read| read.range())
+            .filter(|register| result.range().contains(register))
+            .collect();
+        let between = code.iter().enumerate().take(later).skip(earlier + 1);
+        let mut between = between.take_while(|(_, instruction)| !instruction.is_branch());
+        between.any(|(at, instruction)| {
+            let written = accesses[at].writes.first();
+            let written = written.filter(|_| instruction.is_matrix());
+            written.is_some_and(|written| read.iter().all(|at| written.range().contains(at)))
+        })
     }
 }
 
