@@ -24,7 +24,8 @@ macro_rules! types {
     };
 }
 
-/// Types of the cache that `kernels/kv/*.hip` are compiled for, one module each: the name, those of keys and of values.
+/// Types of the cache that `kernels/kv/*.hip` and `kernels/hopper/kv/*.hip` are compiled for, one module each: the name, those
+/// of keys and of values.
 const KV_TYPES: &[[&str; 3]] = kv_types!(types);
 
 /// A source file, the module made of it, and what is defined for it.
@@ -105,16 +106,18 @@ pub(crate) fn all(kernels: &Path) -> Vec<Module> {
             }));
         }
     }
-    for file in hip_files(&kernels.join("kv")) {
-        all.extend(KV_TYPES.iter().map(|[name, keys, values]| Module {
-            name: format!("{}.{name}", stem(&file)),
-            defines: vec![
-                format!("-DKEY_TYPE={keys}"),
-                format!("-DVALUE_TYPE={values}"),
-            ],
-            file: file.clone(),
-            only: None,
-        }));
+    for (folder, only) in [("kv", None), ("hopper/kv", Some(HOPPER))] {
+        for file in hip_files(&kernels.join(folder)) {
+            all.extend(KV_TYPES.iter().map(|[name, keys, values]| Module {
+                name: format!("{}.{name}", stem(&file)),
+                defines: vec![
+                    format!("-DKEY_TYPE={keys}"),
+                    format!("-DVALUE_TYPE={values}"),
+                ],
+                file: file.clone(),
+                only,
+            }));
+        }
     }
     all
 }

@@ -132,7 +132,7 @@ impl From<KvType> for KvTypes {
     }
 }
 
-/// The kernels of a file in `kernels/kv`, for each of [`KvTypes::ALL`].
+/// The kernels of a file in `kernels/kv` or `kernels/hopper/kv`, for each of [`KvTypes::ALL`].
 pub(crate) struct PerKvTypes<T>([T; KvTypes::ALL.len()]);
 
 impl<T: KernelTable> PerKvTypes<T> {
@@ -151,7 +151,7 @@ impl<T: KernelTable> PerKvTypes<T> {
     }
 }
 
-/// The names of the modules of a file in `kernels/kv`, in the order of [`KvTypes::ALL`].
+/// The names of the modules of such a file, in the order of [`KvTypes::ALL`].
 macro_rules! kv_modules {
     ($file:ident) => {
         kv_types!(kv_modules @of $file)

@@ -44,7 +44,7 @@ pub use device::{
     Candidate, DeviceId, DeviceInfo, GpuError, Limit, OpenOptions, Selection, Survey, Variants,
     all_kv_types, best, candidates, image_targets, read_bandwidth, roofline, survey, tuning_key,
 };
-pub(crate) use device::{heads_bytes, kv_types, weight_bytes};
+pub(crate) use device::{kv_types, prompt_bytes, weight_bytes};
 pub use graph_check::{GraphCheck, StepTimes};
 pub(crate) use limits::check;
 use memory::{Memory, Sizes};

@@ -245,7 +245,8 @@ impl Planner<'_> {
                 machine: Some(for_plan(&self.model.plan, self.memory.machine)),
             });
         };
-        let heads_bytes = gpu::heads_bytes(self.gpu, &part, &self.model.weights);
+        let cache = (self.config.kv_types, self.config.page);
+        let prompt_bytes = gpu::prompt_bytes(self.gpu, &part, &self.model.weights, cache)?;
         let of_gpu = part.plan;
         let (max_tokens, max_logits) = limits::step_rows(self.config, output);
         gpu::check(self.gpu, &of_gpu, self.config, [max_tokens, max_logits])?;
@@ -256,7 +257,7 @@ impl Planner<'_> {
             step_bytes: budget
                 .step_bytes
                 .saturating_add(gpu::sampler_bytes(output.max_sampled(max_logits)))
-                .saturating_add(heads_bytes),
+                .saturating_add(prompt_bytes),
             ..budget
         };
         match place {

@@ -8,7 +8,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::image::Image;
 use crate::kernel::{Kernel, kernels};
-use crate::kv::{KvShape, KvType, KvTypes};
+use crate::kv::{KvShape, KvType};
 
 /// Threads of a block: `ATTEND_THREADS` of `kernels/hopper/attend.h`.
 pub(super) const THREADS: u32 = 256;
@@ -48,10 +48,10 @@ const CONSTANTS: [[&str; 2]; 6] = [
 pub(super) struct AttendBlocks(Option<[[u32; 2]; CONSTANTS.len()]>);
 
 impl AttendBlocks {
-    /// Reads the constants for caches of these types: the kernels are for f16.
-    pub(super) fn new(gpu: &Gpu, types: KvTypes) -> Result<AttendBlocks, GpuError> {
+    /// Reads the constants.
+    pub(super) fn new(gpu: &Gpu) -> Result<AttendBlocks, GpuError> {
         let module = gpu.kernels().attend.attend_64.module;
-        if types != KvType::F16.into() || Image::find(gpu.target(), module).is_none() {
+        if Image::find(gpu.target(), module).is_none() {
             return Ok(AttendBlocks(None));
         }
         let mut blocks = [[0; 2]; CONSTANTS.len()];
@@ -63,8 +63,8 @@ impl AttendBlocks {
         Ok(AttendBlocks(Some(blocks)))
     }
 
-    /// Returns the kernel for heads of this shape, and its block's shared memory and queries, if there is one that
-    /// `n_queries` queries of a KV head and a sequence keep busy.
+    /// Returns the kernel for a cache of this shape, which is for f16, and its block's shared memory and queries, if there is
+    /// one that `n_queries` queries of a KV head and a sequence keep busy.
     pub(super) fn of<'g>(
         &self,
         gpu: &'g Gpu,
@@ -75,7 +75,8 @@ impl AttendBlocks {
             Values::Apart => MIN_QUERIES,
             Values::InKeys => MIN_QUERIES_OF_LATENT,
         };
-        let blocks = self.0.as_ref().filter(|_| n_queries >= least)?;
+        let is_taken = n_queries >= least && shape.types == KvType::F16.into();
+        let blocks = self.0.as_ref().filter(|_| is_taken)?;
         let all = &gpu.kernels().attend;
         let (kernel, place) = match (shape.values, shape.k_dim, shape.v_dim) {
             (Values::Apart, 64, 64) => (&all.attend_64, 0),

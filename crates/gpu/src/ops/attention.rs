@@ -6,6 +6,7 @@ use rocmforge_plan::{Alibi, Growth, Mask, Values};
 
 use super::attend::{self, AttendBlocks};
 use super::attention_params::{CacheParams, DecodeParams, PrefillParams, ScoreParams};
+use super::half_cache::HalfCache;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, kernels};
@@ -116,6 +117,7 @@ pub struct AttentionScratch {
     /// Summation orders of the decode kernel of each of [`FAST_WIDTHS`].
     orders: [Orders; FAST_WIDTHS.len()],
     attends: AttendBlocks,
+    halves: Option<HalfCache>,
 }
 
 impl AttentionScratch {
@@ -167,7 +169,16 @@ impl AttentionScratch {
             column_queries,
             column_bytes,
             orders,
-            attends: AttendBlocks::new(gpu, types)?,
+            attends: AttendBlocks::new(gpu)?,
+            halves: None,
+        })
+    }
+
+    /// Adds memory for copies of one of these layers at a time in f16, where prompts are faster with them.
+    pub fn with_halves(self, gpu: &Gpu, layers: &[KvShape]) -> Result<AttentionScratch, GpuError> {
+        Ok(AttentionScratch {
+            halves: HalfCache::new(gpu, &self.attends, layers)?,
+            ..self
         })
     }
 
@@ -518,7 +529,7 @@ pub fn attends_in_halves(
         scratch,
     };
     call.check();
-    call.way() == Way::Prefill && call.attends().is_some()
+    call.way() == Way::Prefill && (call.attends().is_some() || call.halves().is_some())
 }
 
 /// The kernels of an attention operation.
@@ -806,8 +817,43 @@ impl Call<'_> {
         attends.of(self.gpu, &self.kv.shape, n_queries)
     }
 
+    /// The memory and the shape of a copy of the cache in f16, if it is to be read in place of the cache.
+    fn halves(&self) -> Option<(&HalfCache, KvShape)> {
+        let forced = [
+            Variant::AttentionExact,
+            Variant::RowsPrompt,
+            Variant::RowsAnswer,
+        ];
+        if forced.iter().any(|&variant| self.gpu.takes(variant)) {
+            return None;
+        }
+        let AttentionScratch {
+            attends, halves, ..
+        } = self.scratch;
+        let halves = halves.as_ref()?;
+        let layer = (&self.kv.shape, self.step);
+        let shape = halves.shape_of(self.gpu, attends, layer)?;
+        let n_queries = self.group() * self.step.max_rows_of_seq;
+        attends.of(self.gpu, &shape, n_queries)?;
+        Some((halves, shape))
+    }
+
     /// Rows of prompts, and of latent layers in decode steps too.
     fn prefill(&self) -> Result<(), GpuError> {
+        let Some((halves, shape)) = self.halves() else {
+            return self.prefill_as_stored();
+        };
+        let of_step = (self.step, self.scores());
+        let (kv, step) = halves.copy(self.gpu, self.kv, of_step, shape)?;
+        let call = Call {
+            kv: &kv,
+            step: &step,
+            ..*self
+        };
+        call.prefill_as_stored()
+    }
+
+    fn prefill_as_stored(&self) -> Result<(), GpuError> {
         let kernels = self.gpu.kernels().attention_prefill.of(self.kv.shape.types);
         let Prefill {
             kernel,

@@ -149,7 +149,7 @@ impl HeadsMemory {
             v_dim: heads.v_dim,
             values: Values::Apart,
         };
-        let attends = AttendBlocks::new(gpu, types)?;
+        let attends = AttendBlocks::new(gpu)?;
         if Image::find(gpu.target(), kernel.module).is_none()
             || attends.of(gpu, &shape, MIN_ROWS).is_none()
             || max_rows.min(n_blocks * page) < MIN_ROWS

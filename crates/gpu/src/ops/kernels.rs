@@ -10,6 +10,7 @@ use super::expand::ExpandKernels;
 use super::formats::{PerFormat, format_modules};
 use super::group::BatchKernels;
 use super::half::{GemmHalves, HalfActsKernels, HalfRowsKernels};
+use super::half_cache::KvHalvesKernels;
 use super::heads::HeadsKernels;
 use super::kv_move::KvMoveKernels;
 use super::linear_layer::LinearLayerKernels;
@@ -105,6 +106,7 @@ modules! {
     kv {
         attention_decode: DecodeKernels,
         attention_prefill: PrefillKernels,
+        kv_halves: KvHalvesKernels,
         kv_move: KvMoveKernels,
         rope_kv: RopeKvKernels,
     }

@@ -7,8 +7,8 @@ pub use rocmforge_gpu::{
 
 use std::sync::Arc;
 
-use rocmforge_gpu::ops::HeadsMemory;
-use rocmforge_gpu::{Factors, Gpu};
+use rocmforge_gpu::ops::{HeadsMemory, half_cache_bytes};
+use rocmforge_gpu::{Factors, Gpu, KvShape};
 use rocmforge_plan::Roofline;
 
 use super::{compile, weights};
@@ -128,9 +128,27 @@ pub(crate) fn weight_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<
     Ok(weights::device_bytes(gpu, plan, weights)? + weights::staging_bytes(plan, weights))
 }
 
-/// Returns the most memory for keys and values of the heads of latent attention.
-pub(crate) fn heads_bytes(gpu: &Gpu, part: &PlanPart, weights: &Weights) -> u64 {
+/// Returns the most memory for what prompts make of the cache of a layer: keys and values of the heads of latent attention, or
+/// a copy in f16.
+pub(crate) fn prompt_bytes(
+    gpu: &Gpu,
+    part: &PlanPart,
+    weights: &Weights,
+    (types, page): (KvTypes, usize),
+) -> Result<u64, RuntimeError> {
     let segments = compile::segments(part, weights, gpu);
     let heads = compile::latent_heads(&part.plan, &segments);
-    heads.map_or(0, |heads| HeadsMemory::most_bytes(gpu, heads) as u64)
+    let of_heads = heads.map_or(0, |heads| HeadsMemory::most_bytes(gpu, heads));
+    let types = kv_types(types)?;
+    let layers = part.plan.kv.iter().map(|spec| KvShape {
+        types,
+        n_blocks: 0,
+        n_kv_heads: spec.n_kv_heads,
+        page,
+        k_dim: spec.k_dim,
+        v_dim: spec.v_dim,
+        values: spec.values,
+    });
+    let layers: Vec<KvShape> = layers.collect();
+    Ok((of_heads + half_cache_bytes(gpu, &layers)?) as u64)
 }

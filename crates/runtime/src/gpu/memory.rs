@@ -104,6 +104,12 @@ impl Memory {
             };
             Ok((shape, Arc::new(shape.alloc(gpu)?)))
         });
+        let is_borrowed = borrowed.is_some();
+        let cache: Vec<DeviceLayer> = match borrowed {
+            Some(layers) => layers,
+            None => layers.collect::<Result<_, GpuError>>()?,
+        };
+        let shapes: Vec<KvShape> = cache.iter().map(|(shape, _)| *shape).collect();
         let states = plan.states.iter().map(|state| {
             let states = gpu.alloc::<f32>(sizes.step.n_slots * state.len)?;
             clear(gpu, states.as_slice())?;
@@ -125,11 +131,8 @@ impl Memory {
             routings: routings(gpu, plan, max_rows)?,
             heads: head_routings(gpu, plan, max_rows)?,
             rope: rope_tables(gpu, plan, sizes.n_ctx)?,
-            is_borrowed: borrowed.is_some(),
-            cache: match borrowed {
-                Some(layers) => layers,
-                None => layers.collect::<Result<_, GpuError>>()?,
-            },
+            is_borrowed,
+            cache,
             states: states.collect::<Result<_, GpuError>>()?,
             gated: gpu.alloc::<f32>(gated)?,
             attention: AttentionScratch::new(
@@ -139,7 +142,8 @@ impl Memory {
                 n_heads,
                 v_dim,
                 sizes.n_ctx,
-            )?,
+            )?
+            .with_halves(gpu, &shapes)?,
             heads_memory: match latent {
                 Some(heads) => {
                     let positions = [sizes.page, sizes.n_ctx, max_rows];
