@@ -109,7 +109,9 @@ impl Memory {
             Some(layers) => layers,
             None => layers.collect::<Result<_, GpuError>>()?,
         };
-        let shapes: Vec<KvShape> = cache.iter().map(|(shape, _)| *shape).collect();
+        // Models that borrow a cache have no prompts.
+        let of_prompts = cache.iter().filter(|_| !is_borrowed);
+        let of_prompts: Vec<KvShape> = of_prompts.map(|(shape, _)| *shape).collect();
         let states = plan.states.iter().map(|state| {
             let states = gpu.alloc::<f32>(sizes.step.n_slots * state.len)?;
             clear(gpu, states.as_slice())?;
@@ -143,7 +145,7 @@ impl Memory {
                 v_dim,
                 sizes.n_ctx,
             )?
-            .with_halves(gpu, &shapes)?,
+            .with_halves(gpu, &of_prompts)?,
             heads_memory: match latent {
                 Some(heads) => {
                     let positions = [sizes.page, sizes.n_ctx, max_rows];
