@@ -20,16 +20,20 @@ struct Parts {
         to[1] = weights;
     }
 
-    // Combines the parts of a row and head: `n_used` from `first` on. Called by all threads of a block.
-    DEV_MEMBER void combine(const Scores& scores, u32 head, u64 first, u32 n_used, float* out) const {
-        SHARED(float, weights, MAX_SPLITS);
-        SHARED(float, part, N_WAVES);
-        SHARED(float, part_of_sum, N_WAVES);
-        SHARED(float, of_sets, THREADS * 4);
+    // Combines the parts of a row and head: `n_used` from `first` on. Calls `put(dimension, value)` for each value. Called by
+    // all threads of a block; of several HEADS with as many parts, each has THREADS of them.
+    template <u32 HEADS = 1, typename Put>
+    DEV_MEMBER void combine(const Scores& scores, u32 head, u64 first, u32 n_used, Put put) const {
+        SHARED(float, all_weights, HEADS * MAX_SPLITS);
+        SHARED(float, part, HEADS * N_WAVES);
+        SHARED(float, part_of_sum, HEADS * N_WAVES);
+        SHARED(float, of_all_sets, HEADS * THREADS * 4);
+        const u32 of_block = tid() / THREADS, thread = tid() % THREADS;
+        float *weights = all_weights + of_block * MAX_SPLITS, *of_sets = of_all_sets + of_block * THREADS * 4;
         // Each thread has four dimensions; the threads of a set take every n_sets-th part. The first parts are loaded
-        // while their weights are computed.
-        constexpr u32 EARLY = 8;
-        u32 set_len = dim / 4, n_sets = THREADS / set_len, set = tid() / set_len, d = tid() % set_len * 4;
+        // while their weights are computed: fewer where many threads share the registers.
+        constexpr u32 EARLY = HEADS > 2 ? 4 : 8;
+        u32 set_len = dim / 4, n_sets = THREADS / set_len, set = thread / set_len, d = thread % set_len * 4;
         const float* of_thread = sums + first * dim + d;
         u32 n_of_set = set < n_sets ? n_used : 0;
         f32x4 early[EARLY];
@@ -40,12 +44,12 @@ struct Parts {
         }
 
         const float* stats = sums + n_parts * dim + first * 2;
-        bool mine = tid() < n_used;
-        float exponent = mine ? stats[tid() * 2] : UNSEEN, of_split = mine ? stats[tid() * 2 + 1] : 0.0f;
-        float max = block_reduce<Max, THREADS>(exponent, part);
+        bool mine = thread < n_used;
+        float exponent = mine ? stats[thread * 2] : UNSEEN, of_split = mine ? stats[thread * 2 + 1] : 0.0f;
+        float max = reduce_of<Max>(of_block, exponent, part);
         float weight = mine ? exp2_fast(exponent - max) : 0.0f;
-        float sum = block_reduce<Sum, THREADS>(mine ? weight * of_split : 0.0f, part_of_sum);
-        weights[tid()] = weight / (sum + scores.sink_weight(head, max));
+        float sum = reduce_of<Sum>(of_block, mine ? weight * of_split : 0.0f, part_of_sum);
+        weights[thread] = weight / (sum + scores.sink_weight(head, max));
         shared_barrier();
 
         f32x4 acc = {{0.0f, 0.0f, 0.0f, 0.0f}};
@@ -61,10 +65,21 @@ struct Parts {
         for (u32 s = set + EARLY * n_sets; s < n_of_set; s += n_sets) add(*(const f32x4*)(of_thread + s * dim), s);
         if (set < n_sets) *(f32x4*)(of_sets + set * dim + d) = acc;
         shared_barrier();
-        for (u32 i = tid(); i < dim; i += THREADS) {
+        for (u32 i = thread; i < dim; i += THREADS) {
             float total = 0.0f;
             for (u32 s = 0; s < n_sets; s++) total += of_sets[s * dim + i];
-            out[i] = total;
+            put(i, total);
         }
+    }
+
+    // The reduction over the threads of a head, in every one of them, as block_reduce().
+    template <typename R> static DEV_MEMBER float reduce_of(u32 head, float v, float* part) {
+        v = wave_reduce<R>(v);
+        if (lane() == 0) part[wave()] = v;
+        shared_barrier();
+        v = part[head * N_WAVES];
+#pragma unroll
+        for (u32 i = 1; i < N_WAVES; i++) v = R::of(v, part[head * N_WAVES + i]);
+        return v;
     }
 };

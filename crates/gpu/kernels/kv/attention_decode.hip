@@ -20,9 +20,13 @@
 //
 // combine: one block of 128 threads per (head, row) merges the splits in order. Shared memory: 2.6 KB.
 //
+// combine_q8x32, combine_q8x256_HEADS: the same, with the results in a form of activations too (acts.h), where values are not
+// stored rotated. A block has HEADS heads with 256 values together and 128 threads for each; of Q8x32 one with up to 256 values.
+//
 // generic: any k_dim and v_dim, values in memory of their own or in the keys; one block of 128 threads per (head, row).
 // Threads past the width of values share the positions of a tile. Shared memory: (2 TILE + k_dim + max(v_dim, 128)) * 4
 // bytes. Slow. The only kernel of this file that knows positions after a row's own, and biases of distance.
+#include "acts.h"
 #include "decode_lanes.h"
 #include "decode_latent.h"
 #if defined(GPU_NVIDIA)
@@ -92,10 +96,42 @@ KERNEL(combine, DecodeParams, THREADS) {
     u64 of_row = (u64)row * p.n_heads + head;
     Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, p.v_dim};
     float* out = p.out + of_row * p.v_dim;
-    parts.combine(p.scores, head, of_row * p.n_splits, span.n_used, out);
+    parts.combine(p.scores, head, of_row * p.n_splits, span.n_used, [&](u32 i, float x) { out[i] = x; });
     if constexpr (ValueType::ROTATES)
         if (p.v_hadamard() > 1) rotate_rows<THREADS>(1, p.v_dim, p.v_hadamard(), [&](u32) { return out; });
 }
+
+struct CombineActsParams {
+    DecodeParams decode;
+    ActsOut acts;
+    FIELDS(decode, acts)
+};
+
+template <typename Form, u32 HEADS> DEV void combine_acts(const CombineActsParams& params) {
+    SHARED(float, values, 256);
+    const DecodeParams& p = params.decode;
+    const u32 first_head = bid_x() * HEADS, of_block = tid() / THREADS, head = first_head + of_block, row = bid_y();
+    const u32 seq = uniform(p.seq_of_row[row]);
+    if (seq == NO_ROW) return;
+    const Span span = span_of(p, uniform(p.positions[row]));
+    const u64 of_row = (u64)row * p.n_heads + head;
+    float *out = p.out + of_row * p.v_dim, *of_head = values + of_block * p.v_dim;
+    if (span.n_used == 1) {
+        for (u32 i = tid() % THREADS; i < p.v_dim; i += THREADS) of_head[i] = out[i];
+    } else {
+        const Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, p.v_dim};
+        parts.combine<HEADS>(p.scores, head, of_row * p.n_splits, span.n_used,
+                             [&](u32 i, float x) { out[i] = of_head[i] = x; });
+    }
+    shared_barrier();
+    if (uniform(wave()) != 0) return;
+    const u32 width = p.n_heads * p.v_dim, begin = first_head * p.v_dim, n = HEADS * p.v_dim, at = lane() * OCTET;
+    Form::put(params.acts, (u64)row * width, begin + at, begin + n, 1, load_octet(values, at, n, 1));
+}
+KERNEL(combine_q8x32, CombineActsParams, THREADS) { combine_acts<FormQ8x32, 1>(p); }
+KERNEL(combine_q8x256_1, CombineActsParams, THREADS) { combine_acts<FormQ8x256, 1>(p); }
+KERNEL(combine_q8x256_2, CombineActsParams, 2 * THREADS) { combine_acts<FormQ8x256, 2>(p); }
+KERNEL(combine_q8x256_4, CombineActsParams, 4 * THREADS) { combine_acts<FormQ8x256, 4>(p); }
 
 KERNEL(generic, DecodeParams, THREADS) {
     constexpr u32 TILE = THREADS;

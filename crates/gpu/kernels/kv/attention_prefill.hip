@@ -49,7 +49,7 @@ KERNEL(combine_rows, PrefillParams, THREADS) {
     u64 of_row = (u64)row * p.n_heads + head;
     Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, p.v_dim};
     float* out = p.out + of_row * p.v_dim;
-    parts.combine(p.scores, head, of_row * p.n_splits + first, last - first + 1, out);
+    parts.combine(p.scores, head, of_row * p.n_splits + first, last - first + 1, [&](u32 i, float x) { out[i] = x; });
     if constexpr (ValueType::ROTATES)
         if (p.v_hadamard > 1) rotate_rows<THREADS>(1, p.v_dim, p.v_hadamard, [&](u32) { return out; });
 }

@@ -5,14 +5,19 @@
 use rocmforge_plan::{Alibi, Growth, Mask, Values};
 
 use super::attend::{self, AttendBlocks};
-use super::attention_params::{CacheParams, DecodeParams, PrefillParams, ScoreParams};
+use super::attention_params::{
+    CacheParams, CombineActsParams, DecodeParams, PrefillParams, ScoreParams,
+};
+use super::half::HalfRows;
 use super::half_cache::HalfCache;
+use super::norm::{acts_out, quantize};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, kernels};
 use crate::kv::{KvLayer, KvShape, KvTypes};
 use crate::limit::{Limit, MAX_GRID};
 use crate::memory::{Address, Buffer, Slice};
+use crate::operands::{ActFormat, Acts};
 use crate::step::Step;
 use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
@@ -346,6 +351,10 @@ kernels! {
         decode_latent: DecodeParams,
         generic: DecodeParams,
         combine: DecodeParams,
+        combine_q8x32: CombineActsParams,
+        combine_q8x256_1: CombineActsParams,
+        combine_q8x256_2: CombineActsParams,
+        combine_q8x256_4: CombineActsParams,
     }
 }
 
@@ -507,6 +516,35 @@ pub fn attention(
         Way::Latent => call.latent(),
         Way::Decode => call.decode(),
         Way::Prefill => call.prefill(),
+    }
+}
+
+/// [`attention`], whose results are also converted to the form of `acts`. Gives the same bits as [`quantize`] of them. Rows
+/// without a sequence are not converted.
+///
+/// # Panics
+/// As both.
+pub fn attention_quantize(
+    gpu: &Gpu,
+    queries: &Queries<'_>,
+    kv: &KvLayer<'_>,
+    step: &Step<'_>,
+    (scratch, acts): (&AttentionScratch, &Acts<'_>),
+) -> Result<(), GpuError> {
+    let call = Call {
+        gpu,
+        queries,
+        kv,
+        step,
+        scratch,
+    };
+    call.check();
+    match call.combine_acts(acts) {
+        Some(combine) => call.decode_to(acts, combine),
+        None => {
+            attention(gpu, queries, kv, step, scratch)?;
+            quantize(gpu, queries.out, acts)
+        }
     }
 }
 
@@ -740,6 +778,61 @@ impl Call<'_> {
     }
 
     fn decode(&self) -> Result<(), GpuError> {
+        let params = self.decode_parts()?;
+        if params.n_splits == 1 {
+            return Ok(());
+        }
+        let grid = [params.n_heads, params.n_rows, 1];
+        let combine = &self.kernels().combine;
+        self.gpu.launch(combine, grid, THREADS, 0, &params)
+    }
+
+    /// Returns the kernel that combines the splits of decode rows and converts the results to the form of `acts`, and the heads
+    /// of its blocks, if there is one.
+    fn combine_acts(&self, acts: &Acts<'_>) -> Option<(&Kernel<CombineActsParams>, usize)> {
+        let (kernels, v_dim) = (self.kernels(), self.kv.shape.v_dim);
+        let combine = match (acts.form, v_dim) {
+            (ActFormat::Q8x32, 32..=256) if v_dim.is_multiple_of(32) => (&kernels.combine_q8x32, 1),
+            (ActFormat::Q8x256, 256) => (&kernels.combine_q8x256_1, 1),
+            (ActFormat::Q8x256, 128) => (&kernels.combine_q8x256_2, 2),
+            (ActFormat::Q8x256, 64) => (&kernels.combine_q8x256_4, 4),
+            _ => return None,
+        };
+        let [_, v_hadamard] = self.kv.shape.hadamard_lens();
+        let is_taken = self.way() == Way::Decode
+            && v_hadamard == 1
+            && self.queries.n_heads.is_multiple_of(combine.1)
+            && HalfRows::new(self.gpu, acts, None).is_none();
+        is_taken.then_some(combine)
+    }
+
+    fn decode_to(
+        &self,
+        acts: &Acts<'_>,
+        (combine, heads): (&Kernel<CombineActsParams>, usize),
+    ) -> Result<(), GpuError> {
+        let shape = (
+            self.step.n_rows(),
+            self.queries.n_heads * self.kv.shape.v_dim,
+        );
+        assert_eq!(
+            (acts.n_rows, acts.width),
+            shape,
+            "acts have the shape of the results"
+        );
+        let decode = self.decode_parts()?;
+        if decode.n_splits == 1 {
+            return quantize(self.gpu, self.queries.out, acts);
+        }
+        let grid = [decode.n_heads / heads as u32, decode.n_rows, 1];
+        let acts = acts_out(acts);
+        let n_threads = heads as u32 * THREADS;
+        let params = CombineActsParams { decode, acts };
+        self.gpu.launch(combine, grid, n_threads, 0, &params)
+    }
+
+    /// Computes the parts of the results of decode rows, or the results if there is one part.
+    fn decode_parts(&self) -> Result<DecodeParams, GpuError> {
         let n_rows = self.step.n_rows();
         let extents = DecodeExtents {
             n_rows,
@@ -753,12 +846,7 @@ impl Call<'_> {
         let kernel = extents.kernel(self.gpu, heads);
         let grid = [n_blocks as u32, n_splits as u32, n_rows as u32];
         self.gpu.launch(kernel, grid, THREADS, 0, &params)?;
-        if n_splits == 1 {
-            return Ok(());
-        }
-        let grid = [self.queries.n_heads as u32, n_rows as u32, 1];
-        let combine = &self.kernels().combine;
-        self.gpu.launch(combine, grid, THREADS, 0, &params)
+        Ok(params)
     }
 
     /// Shared memory of a block of `decode_latent`.

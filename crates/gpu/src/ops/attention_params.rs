@@ -1,6 +1,7 @@
 //! Parameters of the kernels of attention: of `kernels/kv/attention_decode.hip`, and of `attention_prefill.hip` and
 //! `kernels/hopper/attend.hip`.
 
+use super::norm::ActsOut;
 use crate::kernel::{Table, layout};
 use crate::kv::{KvLayer, Planes};
 use crate::memory::Address;
@@ -112,6 +113,16 @@ layout!(DecodeParams {
 });
 
 const _: () = assert!(size_of::<DecodeParams>() == 176);
+
+/// `CombineActsParams` in kv/attention_decode.hip.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CombineActsParams {
+    pub(super) decode: DecodeParams,
+    pub(super) acts: ActsOut,
+}
+
+layout!(CombineActsParams { decode, acts });
 
 #[repr(C)]
 #[derive(Clone, Copy)]

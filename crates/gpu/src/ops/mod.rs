@@ -39,7 +39,7 @@ pub use crate::limit::check_values;
 pub use argmax::argmax;
 pub use attention::{
     AttentionScratch, MAX_ANSWER_ROWS, Queries, RowKind, Scores, attends_in_halves, attention,
-    check_rows, is_fast,
+    attention_quantize, check_rows, is_fast,
 };
 pub(crate) use attention::{DecodeExtents, check_heads};
 pub use channel_layer::{ChannelFactors, ChannelInput, channel_decode, takes_channels};

@@ -5,12 +5,14 @@ use std::cell::{Cell, OnceCell, RefCell};
 use crate::common;
 use crate::common::kv::{self, Stored};
 use crate::common::values::Random;
+use crate::gated::bits_of;
 use half::{bf16, f16};
 use rocmforge_gpu::ops::{self, AttentionScratch, Queries, Scores};
 use rocmforge_gpu::{
-    Choice, Event, Gpu, KvLayer, KvShape, KvType, KvTypes, SeqRows, Shape, Step, Trace, Tuning,
+    ActsBuffer, Choice, Event, Gpu, GpuError, KvLayer, KvShape, KvType, KvTypes, SeqRows, Shape,
+    Step, Trace, Tuning,
 };
-use rocmforge_plan::{Alibi, Growth, Mask, Values};
+use rocmforge_plan::{ActFormat, Alibi, Growth, Mask, Values};
 
 /// A step: sequences as (first position, rows), followed by padding rows.
 #[derive(Clone)]
@@ -321,6 +323,20 @@ impl Data {
 
     /// Returns the outputs, and whether queries and weights are rounded to f16.
     fn run_and_tell(&self, gpu: &Gpu, case: &Case) -> (Vec<f32>, bool) {
+        self.with_call(gpu, case, |queries, kv, step, scratch| {
+            ops::attention(gpu, queries, kv, step, scratch).unwrap();
+            let in_halves = ops::attends_in_halves(gpu, queries, kv, step, scratch);
+            (gpu.read(queries.out).unwrap(), in_halves)
+        })
+    }
+
+    /// Calls `f` with the arguments of `ops::attention`.
+    fn with_call<T>(
+        &self,
+        gpu: &Gpu,
+        case: &Case,
+        f: impl FnOnce(&Queries<'_>, &KvLayer<'_>, &Step<'_>, &AttentionScratch) -> T,
+    ) -> T {
         let q = gpu.upload(&self.q).unwrap();
         let v = match case.values {
             Values::Apart => self.v.bytes(),
@@ -380,9 +396,7 @@ impl Data {
             sinks: sinks.as_ref().map(|sinks| sinks.as_slice()),
             out: out.as_slice(),
         };
-        ops::attention(gpu, &queries, &kv, &step, &scratch).unwrap();
-        let in_halves = ops::attends_in_halves(gpu, &queries, &kv, &step, &scratch);
-        (gpu.read(out.as_slice::<f32>()).unwrap(), in_halves)
+        f(&queries, &kv, &step, &scratch)
     }
 }
 
@@ -567,17 +581,23 @@ fn orders(gpu: &Gpu, types: KvTypes, dim: usize) -> [u8; 4] {
 
 /// Returns the bits of the result, and the names of the kernels that were launched.
 fn kernels(gpu: &Gpu, data: &Data, case: &Case) -> (Vec<u32>, String) {
-    let origin = Event::new(gpu).unwrap();
-    origin.record().unwrap();
-    let (mut trace, mut bits) = (Trace::new(gpu), Vec::new());
-    let run = || {
+    let mut bits = Vec::new();
+    let launched = launched_by(gpu, &mut || {
         bits = data.run(gpu, case).iter().map(|x| x.to_bits()).collect();
         Ok(())
-    };
+    });
+    (bits, launched)
+}
+
+/// Returns the names of the kernels that `run` launches.
+fn launched_by(gpu: &Gpu, run: &mut dyn FnMut() -> Result<(), GpuError>) -> String {
+    let origin = Event::new(gpu).unwrap();
+    origin.record().unwrap();
+    let mut trace = Trace::new(gpu);
     trace.record(run).unwrap();
     let times = trace.times(&origin).unwrap();
     let kernels: Vec<&str> = times.iter().map(|time| time.kernel).collect();
-    (bits, kernels.join(" "))
+    kernels.join(" ")
 }
 
 /// Which kernels rows of decode steps, and of prompts, have: those for prompts, unless dot product instructions are all
@@ -654,6 +674,65 @@ fn kernels_of_hopper() {
         };
         let (_, launched) = kernels(&gpu, &Data::new(&case), &case);
         assert!(launched.starts_with(wanted), "{n_rows} rows: {launched}");
+    }
+}
+
+/// Results that are converted as they are combined have the bits of those that are converted after it, of rows with one
+/// split and with several.
+#[test]
+fn converted_results_have_the_same_bits() {
+    let shapes = [
+        (4, 2, 64),
+        (6, 3, 96),
+        (4, 1, 128),
+        (2, 2, 256),
+        (1, 1, 128),
+    ];
+    let all_types = [KvType::F16.into(), KvType::Q8_0.into(), KvType::Q4_0.into()];
+    for ((n_heads, n_kv_heads, dim), types) in shapes
+        .into_iter()
+        .flat_map(|shape| all_types.map(|types: KvTypes| (shape, types)))
+    {
+        let case = Case::new(n_heads, n_kv_heads, dim, &[(20, 1), (150, 1), (300, 1)]).of(types);
+        let data = Data::new(&case);
+        let (n_rows, width) = (data.positions.len(), n_heads * dim);
+        let n_converted = data
+            .seq_of_row
+            .iter()
+            .filter(|&&seq| seq != u32::MAX)
+            .count();
+        for gpu in common::gpus() {
+            for form in [ActFormat::Q8x32, ActFormat::Q8x256] {
+                if !width.is_multiple_of(form.block_len()) {
+                    continue;
+                }
+                let [one, two] =
+                    [(); 2].map(|()| ActsBuffer::new(&gpu, form, n_rows, width).unwrap());
+                data.with_call(&gpu, &case, |queries, kv, step, scratch| {
+                    ops::attention(&gpu, queries, kv, step, scratch).unwrap();
+                    ops::quantize(&gpu, queries.out, &one.rows(n_rows)).unwrap();
+                    let apart = gpu.read(queries.out).unwrap();
+                    let acts = two.rows(n_rows);
+                    let mut run =
+                        || ops::attention_quantize(&gpu, queries, kv, step, (scratch, &acts));
+                    let launched = launched_by(&gpu, &mut run);
+                    // Rotated results are rotated back before they are converted.
+                    let is_rotated = types.values() == KvType::Q4_0;
+                    assert_eq!(launched.contains("combine_q8x"), !is_rotated, "{launched}");
+                    let at_once = gpu.read(queries.out).unwrap();
+                    assert!(
+                        apart
+                            .iter()
+                            .zip(&at_once)
+                            .all(|(a, b)| a.to_bits() == b.to_bits())
+                            && bits_of(&gpu, &one, n_converted) == bits_of(&gpu, &two, n_converted),
+                        "{} {n_heads} heads of {dim} {} {form:?}",
+                        common::name(&gpu),
+                        types.name()
+                    );
+                });
+            }
+        }
     }
 }
 

@@ -9,7 +9,11 @@ use crate::common;
 use crate::common::weights::{Fill, Packed, Random, blocks};
 
 /// The bits of activations.
-fn read(gpu: &Gpu, acts: &ActsBuffer, n_rows: usize) -> (Vec<u32>, Vec<i8>, Vec<u32>, Vec<i16>) {
+pub(crate) fn bits_of(
+    gpu: &Gpu,
+    acts: &ActsBuffer,
+    n_rows: usize,
+) -> (Vec<u32>, Vec<i8>, Vec<u32>, Vec<i16>) {
     let acts = acts.rows(n_rows);
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     (
@@ -63,7 +67,7 @@ fn converted_results_have_the_same_bits() {
                     ops::gated_products_quantized(&gpu, &x, &gated, scratch.as_slice(), &to)
                         .unwrap();
                     assert!(
-                        read(&gpu, &one, n_rows) == read(&gpu, &two, n_rows),
+                        bits_of(&gpu, &one, n_rows) == bits_of(&gpu, &two, n_rows),
                         "{} {} {n_rows} rows {form:?}",
                         common::name(&gpu),
                         ty.name()

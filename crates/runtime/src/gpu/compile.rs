@@ -253,8 +253,8 @@ pub(crate) struct Segment {
     pub(crate) stages_to_heads: Vec<Stage>,
     /// Conversions that steps of one token leave to products, in order.
     pub(crate) own: Vec<OwnConversion>,
-    /// Conversions that other steps run with the stage before, gate and up of experts, whose result nothing else reads: their
-    /// operations and what they write, in order.
+    /// Conversions that run with the stage before, attention, or gate and up of experts, whose result nothing else reads: their
+    /// operations and what they write, in order. Those of experts run so in steps whose products do not convert.
     pub(crate) joined: Vec<(usize, ActsId)>,
 }
 
@@ -351,9 +351,20 @@ fn is_exported(part: &PlanPart, stage: &Stage) -> bool {
     })
 }
 
-/// Matches gate and up of experts and the conversion of their result, which nothing else reads.
+/// Matches attention and the conversion of its result, or gate and up of experts and the conversion of theirs, which nothing
+/// else reads.
 fn joined(part: &PlanPart, first: &Stage, next: &Stage) -> Option<(usize, ActsId)> {
-    let (&Stage::ExpertGate { ops, .. }, &Stage::One(index)) = (first, next) else {
+    let &Stage::One(index) = next else {
+        return None;
+    };
+    if let &Stage::One(attention) = first {
+        let of_attention = [&part.plan.ops[attention], &part.plan.ops[index]];
+        let [&Op::Attention { out: result, .. }, &Op::Quantize { x, out }] = of_attention else {
+            return None;
+        };
+        return (x == result).then_some((index, out));
+    }
+    let &Stage::ExpertGate { ops, .. } = first else {
         return None;
     };
     let &Op::QuantizeExperts {

@@ -345,6 +345,15 @@ impl<'a> Launcher<'a> {
         }
     }
 
+    /// Attention with the conversion of its result.
+    pub(super) fn attend_quantize(&self, attention: &Op, out: ActsId) -> Result<(), GpuError> {
+        let Launcher { gpu, memory, .. } = *self;
+        let (queries, kv) = self.queries(attention);
+        let step = memory.step.step(self.shape);
+        let memory = (&memory.attention, &memory.acts(out, self.shape));
+        ops::attention_quantize(gpu, &queries, &kv, &step, memory)
+    }
+
     /// The queries of an attention operation, and the layer of the cache that they attend to.
     fn queries(&self, op: &Op) -> (Queries<'_>, KvLayer<'_>) {
         let Op::Attention {

@@ -206,14 +206,18 @@ impl GpuBackend {
         GpuBackend::products_convert(shape) && found.is_ok()
     }
 
-    /// Whether a stage is a conversion that runs with the stage before.
-    fn is_joined(segment: &Segment, stage: &Stage, shape: &StepShape) -> bool {
-        let key = stage.ops().start;
+    /// Whether a stage is followed by a conversion that runs with it.
+    fn is_joined(segment: &Segment, stage: &Stage, next: &Stage, shape: &StepShape) -> bool {
+        let key = next.ops().start;
         let found = segment.joined.binary_search_by_key(&key, |joined| joined.0);
-        !GpuBackend::products_convert(shape) && found.is_ok()
+        let is_apart = match stage {
+            Stage::ExpertGate { .. } => GpuBackend::products_convert(shape),
+            _ => GpuBackend::is_done_by_products(segment, next, shape),
+        };
+        found.is_ok() && !is_apart
     }
 
-    /// Queues gate and up of experts with the conversion of their result.
+    /// Queues attention, or gate and up of experts, with the conversion of the result.
     fn run_joined(
         &self,
         segment: &Segment,
@@ -223,11 +227,12 @@ impl GpuBackend {
     ) -> Result<(), GpuError> {
         let key = conversion.ops().start;
         let found = segment.joined.binary_search_by_key(&key, |joined| joined.0);
-        let (Stage::ExpertGate { ops, .. }, Ok(at)) = (stage, found) else {
-            unreachable!("only gate and up of experts are joined with what follows");
-        };
+        let (_, out) = segment.joined[found.expect("the conversion is joined")];
         let launcher = self.launcher(shape);
-        launcher.expert_gate(ops, Some(segment.joined[at].1))
+        match stage {
+            Stage::ExpertGate { ops, .. } => launcher.expert_gate(ops, Some(out)),
+            stage => launcher.attend_quantize(&self.plan.ops[stage.ops().start], out),
+        }
     }
 
     /// Whether products convert activations: of one row, if GEMVs compute it.
@@ -269,7 +274,8 @@ impl GpuBackend {
                 continue;
             }
             let _range = self.op_ranges.begin(&self.gpu, stage);
-            let next = stages.next_if(|next| GpuBackend::is_joined(segment_stages, next, shape));
+            let next =
+                stages.next_if(|next| GpuBackend::is_joined(segment_stages, stage, next, shape));
             match next {
                 Some(next) => self.run_joined(segment_stages, stage, next, shape)?,
                 None => self.run_stage(segment_stages, stage, shape)?,
