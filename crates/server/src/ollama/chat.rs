@@ -129,7 +129,8 @@ async fn load_or_unload(
     thoughts(&mut fields)?;
     fields.take::<bool>("stream")?;
     fields.take::<Map<String, Value>>("options")?;
-    fields.take::<Vec<Value>>("tools")?;
+    let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
+    check_tools(&tools, &app.limits)?;
     let reason = match keep_alive {
         Some(KeepAlive::For(Duration::ZERO)) => {
             // One that is not in memory need not leave it.

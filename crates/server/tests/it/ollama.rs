@@ -166,6 +166,7 @@ fn an_empty_request_loads_and_unloads() {
         json!({"format": [1]}),
         json!({"think": 3}),
         json!({"options": 1}),
+        json!({"tools": [{"function": {"name": 1}}]}),
     ] {
         for route in ["/api/generate", "/api/chat"] {
             assert_eq!(server.post(route, &wrong).status, 400, "{wrong}");
