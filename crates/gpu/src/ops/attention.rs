@@ -907,11 +907,7 @@ impl Call<'_> {
 
     /// The memory and the shape of a copy of the cache in f16, if it is to be read in place of the cache.
     fn halves(&self) -> Option<(&HalfCache, KvShape)> {
-        let forced = [
-            Variant::AttentionExact,
-            Variant::RowsPrompt,
-            Variant::RowsAnswer,
-        ];
+        let forced = [Variant::RowsPrompt, Variant::RowsAnswer];
         if forced.iter().any(|&variant| self.gpu.takes(variant)) {
             return None;
         }

@@ -12,6 +12,7 @@ use crate::kernel::{Table, kernels, layout};
 use crate::kv::{KvLayer, KvShape, KvType};
 use crate::memory::{Address, Buffer};
 use crate::step::{SeqRows, Step};
+use crate::variant::Variant;
 
 const THREADS: u32 = 256;
 /// With fewer rows per sequence, copying its context takes longer than is gained.
@@ -75,11 +76,13 @@ fn page_bytes(shape: &KvShape) -> usize {
     2 * shape.page * shape.n_kv_heads * (shape.k_dim + shape.v_dim)
 }
 
-/// Whether prompts over a cache of this shape may be computed with a copy of it.
+/// Whether prompts over a cache of this shape may be computed with a copy of it. Layers of another device have no heads here.
 fn may_copy(gpu: &Gpu, attends: &AttendBlocks, shape: &KvShape) -> bool {
     let module = gpu.kernels().kv_halves.of(shape.types).kv_halves.module;
     shape.types != KvType::F16.into()
         && shape.values == Values::Apart
+        && shape.n_kv_heads > 0
+        && !gpu.takes(Variant::AttentionExact)
         && attends.of(gpu, &in_halves(shape), usize::MAX).is_some()
         && Image::find(gpu.target(), module).is_some()
 }

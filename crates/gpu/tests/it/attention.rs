@@ -865,6 +865,22 @@ fn prompts_with_quantized_caches() {
     }
 }
 
+/// A model that is split has layers without heads on each device.
+#[test]
+fn layers_of_another_device_need_no_copies() {
+    for gpu in common::gpus() {
+        let here = Case::new(4, 2, 128, &[]).of(KvType::Q8_0).shape();
+        let elsewhere = KvShape {
+            n_kv_heads: 0,
+            ..here
+        };
+        let scratch = AttentionScratch::new(&gpu, here.types, 1, 4, 128, 64).unwrap();
+        scratch.with_halves(&gpu, &[elsewhere, here]).unwrap();
+        let scratch = AttentionScratch::new(&gpu, here.types, 1, 4, 128, 64).unwrap();
+        scratch.with_halves(&gpu, &[elsewhere]).unwrap();
+    }
+}
+
 /// Prompts on Hopper, which read a copy of the cache in f16: after contexts of several lengths, with pages of all sizes, and
 /// with pages that no row sees.
 #[test]
