@@ -4,8 +4,8 @@ use crate::{ActsId, BufferId, Op, Plan, WeightId, Weights};
 
 /// Returns the name of operations that a backend runs as one; `None` if the name is that of the first of them.
 pub fn of_merged(ops: &[Op]) -> Option<&'static str> {
-    // The conversion of gate and up takes little of their time.
-    if let [_] | [Op::GatedMatMul { .. }, ..] = ops {
+    // The conversion of a result takes little of the time.
+    if let [_] | [Op::GatedMatMul { .. } | Op::Attention { .. }, ..] = ops {
         return None;
     }
     let has = |is: fn(&Op) -> bool| ops.iter().any(is);
@@ -108,7 +108,9 @@ fn role(tensor: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Activation, ConvForm, ExpertScores, ExpertWeights, Router, RoutingId, Weighed};
+    use crate::{
+        Activation, ConvForm, ExpertScores, ExpertWeights, Router, RoutingId, Scores, Weighed,
+    };
 
     #[test]
     fn roles_omit_the_layer() {
@@ -160,6 +162,20 @@ mod tests {
             of_merged(&[norm.clone(), quantize.clone()]),
             Some("norm_quantize")
         );
+        let attention = Op::Attention {
+            layer: 0,
+            n_heads: 1,
+            scores: Scores {
+                scale: 1.0,
+                soft_cap: None,
+                growth: None,
+                alibi: None,
+            },
+            sinks: None,
+            q: BufferId(0),
+            out: BufferId(1),
+        };
+        assert_eq!(of_merged(&[attention, quantize.clone()]), None);
         let both = Op::NormQuantize {
             x: BufferId(2),
             weight: WeightId(0),
