@@ -5,8 +5,8 @@ Usage: widen.py forge-mtp-Q6_K.gguf FACTOR LAYERS OUT.gguf
 
 All widths but those of heads are multiplied by FACTOR, and there are LAYERS layers before the one that predicts further
 tokens. What is added to a matrix is zero, and what is added to vectors of heads is their first value; so the texts are
-those of forge-mtp, but for rounding, and the time is that of a large model. Norms divide by the root of the mean square,
-which falls by FACTOR.
+almost those of forge-mtp, and the time is that of a large model. The mean square of a wider row is FACTOR times smaller, so
+weights of norms are divided by the root of FACTOR, and epsilon by FACTOR: that of all norms, also those of heads.
 """
 
 import sys
