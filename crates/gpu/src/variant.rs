@@ -6,6 +6,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// Up to this many rows, attention with [`Variant::RowsAnswer`] divides the context of each as if it were the only one.
+pub const MAX_ANSWER_ROWS: usize = 64;
+
 /// A kernel variant that can be forced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Variant {

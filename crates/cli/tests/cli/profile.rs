@@ -220,9 +220,9 @@ fn split_model_has_times_of_both_devices() {
         (of("cpu"), cpu.ops_by_backend["cpu"]),
         (2 * (6 * 12 + 2), 2 * (10 * 12 + 6))
     );
-    // There, RoPE and the KV append are three operations, and gate and up with their conversion two; copies, beginning and
+    // There, RoPE and the KV append are three operations, and gate and up, and attention, with their conversion two; copies, beginning and
     // end of a step are the GPU's.
-    assert_eq!(of(&device), 2 * (4 * 9 + 3 + 4));
+    assert_eq!(of(&device), 2 * (4 * 8 + 3 + 4));
     assert_eq!(profile.ops_by_type["copy"], 2);
     assert!(profile.machine.device.starts_with("4 of 10 layers"));
     assert!(profile.ceilings.is_none());

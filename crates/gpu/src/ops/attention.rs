@@ -20,7 +20,7 @@ use crate::memory::{Address, Buffer, Slice};
 use crate::operands::{ActFormat, Acts};
 use crate::step::Step;
 use crate::tuning::{Choice, Shape};
-use crate::variant::Variant;
+use crate::variant::{MAX_ANSWER_ROWS, Variant};
 
 /// Threads per block of the decode kernels.
 const THREADS: u32 = 128;
@@ -39,8 +39,6 @@ const MAX_SPLITS: usize = 128;
 /// are not split.
 const MIN_PARTS: usize = 512;
 const PARTS_BYTES: usize = 32 << 20;
-/// Up to this many rows, [`Variant::RowsAnswer`] divides the context of each as if it were the only one.
-pub const MAX_ANSWER_ROWS: usize = 64;
 /// Widths of keys and values with specialized kernels for few rows.
 const FAST_WIDTHS: [[usize; 2]; 7] = [
     [64, 64],

@@ -13,7 +13,6 @@ use rocmforge_gguf::GgmlType;
 use self::division::{COSTS, Cost, Division, WARP, is_small, waves_of};
 use self::made::{LastMade, Made};
 pub(super) use self::rows::{HalfRows, HalfRowsKernels};
-use super::attention::MAX_ANSWER_ROWS;
 use super::formats::format_modules;
 use super::gemv::MAX_ROWS;
 use super::jobs::{FEW, Work, address};
@@ -26,7 +25,7 @@ use crate::image::Image;
 use crate::kernel::{AnyKernel, Count, Kernel, KernelTable, Table, kernels, layout};
 use crate::memory::{Address, Buffer, Slice};
 use crate::operands::{ActFormat, Acts};
-use crate::variant::Variant;
+use crate::variant::{MAX_ANSWER_ROWS, Variant};
 
 /// Rows of activations that are stored together, and the bytes of 64 values of them.
 const OCTET: usize = 8;

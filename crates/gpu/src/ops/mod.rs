@@ -36,10 +36,11 @@ mod streams;
 mod tile;
 
 pub use crate::limit::check_values;
+pub use crate::variant::MAX_ANSWER_ROWS;
 pub use argmax::argmax;
 pub use attention::{
-    AttentionScratch, MAX_ANSWER_ROWS, Queries, RowKind, Scores, attends_in_halves, attention,
-    attention_quantize, check_rows, is_fast,
+    AttentionScratch, Queries, RowKind, Scores, attends_in_halves, attention, attention_quantize,
+    check_rows, is_fast,
 };
 pub(crate) use attention::{DecodeExtents, check_heads};
 pub use channel_layer::{ChannelFactors, ChannelInput, channel_decode, takes_channels};
