@@ -501,20 +501,7 @@ pub fn attention(
     step: &Step<'_>,
     scratch: &AttentionScratch,
 ) -> Result<(), GpuError> {
-    let call = Call {
-        gpu,
-        queries,
-        kv,
-        step,
-        scratch,
-    };
-    call.check();
-    match call.way() {
-        Way::Generic => call.generic(),
-        Way::Latent => call.latent(),
-        Way::Decode => call.decode(),
-        Way::Prefill => call.prefill(),
-    }
+    Call::new(gpu, queries, kv, step, scratch).run()
 }
 
 /// [`attention`], whose results are also converted to the form of `acts`. Gives the same bits as [`quantize`] of them. Rows
@@ -529,18 +516,11 @@ pub fn attention_quantize(
     step: &Step<'_>,
     (scratch, acts): (&AttentionScratch, &Acts<'_>),
 ) -> Result<(), GpuError> {
-    let call = Call {
-        gpu,
-        queries,
-        kv,
-        step,
-        scratch,
-    };
-    call.check();
+    let call = Call::new(gpu, queries, kv, step, scratch);
     match call.combine_acts(acts) {
         Some(combine) => call.decode_to(acts, combine),
         None => {
-            attention(gpu, queries, kv, step, scratch)?;
+            call.run()?;
             quantize(gpu, queries.out, acts)
         }
     }
@@ -557,14 +537,7 @@ pub fn attends_in_halves(
     step: &Step<'_>,
     scratch: &AttentionScratch,
 ) -> bool {
-    let call = Call {
-        gpu,
-        queries,
-        kv,
-        step,
-        scratch,
-    };
-    call.check();
+    let call = Call::new(gpu, queries, kv, step, scratch);
     call.way() == Way::Prefill && (call.attends().is_some() || call.halves().is_some())
 }
 
@@ -668,6 +641,37 @@ struct Call<'a> {
     kv: &'a KvLayer<'a>,
     step: &'a Step<'a>,
     scratch: &'a AttentionScratch,
+}
+
+impl<'a> Call<'a> {
+    /// # Panics
+    /// As [`attention`].
+    fn new(
+        gpu: &'a Gpu,
+        queries: &'a Queries<'a>,
+        kv: &'a KvLayer<'a>,
+        step: &'a Step<'a>,
+        scratch: &'a AttentionScratch,
+    ) -> Call<'a> {
+        let call = Call {
+            gpu,
+            queries,
+            kv,
+            step,
+            scratch,
+        };
+        call.check();
+        call
+    }
+
+    fn run(&self) -> Result<(), GpuError> {
+        match self.way() {
+            Way::Generic => self.generic(),
+            Way::Latent => self.latent(),
+            Way::Decode => self.decode(),
+            Way::Prefill => self.prefill(),
+        }
+    }
 }
 
 impl Call<'_> {
