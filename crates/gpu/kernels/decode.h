@@ -1,6 +1,7 @@
 // Shared by both implementations of decode attention (kv/attention_decode.hip): the job of a block, and how the sums of
 // its waves are merged.
 #pragma once
+#include "early.h"
 #include "parts.h"
 
 // Split lengths are multiples of this many positions, as in src/ops/attention.rs.
@@ -63,11 +64,11 @@ struct DecodeJob {
     u32 begin;
     u32 end;
 
-    // Returns false if there is nothing to do.
+    // Returns false if there is nothing to do. May be called before begin().
     template <u32 HEADS> static DEV_MEMBER bool of_block(const DecodeParams& p, DecodeJob& job) {
         job.row = bid_z();
-        job.seq = uniform(p.seq_of_row[job.row]);
-        job.span = span_of(p, uniform(p.positions[job.row]));
+        job.seq = uniform(early_word(p.seq_of_row + job.row));
+        job.span = span_of(p, uniform(early_word(p.positions + job.row)));
         job.split = bid_y();
         if (job.seq == NO_ROW) return false;
         if (job.split >= job.span.n_used) return false;

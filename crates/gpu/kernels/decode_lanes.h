@@ -131,6 +131,7 @@ template <u32 K_DIM, u32 V_DIM, u32 HEADS> struct DecodeLanes {
     }
 
     DEV_MEMBER void attend() {
+        begin();
         float q[HEADS][8 * EIGHTHS<K_DIM>], acc[HEADS][8 * EIGHTHS<V_DIM>], greatest[PER], sum[PER];
         const float all = p.scores.query_factor(job.span.last);
 #pragma unroll

@@ -86,14 +86,32 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
         u32 pos[GROUPS];
         u32 block[GROUPS];
     };
-    DEV_MEMBER Place place_of(u32 tile) const {
+    template <bool EARLY = false> DEV_MEMBER Place place_of(u32 tile) const {
         Place place;
 #pragma unroll
         for (u32 i = 0; i < GROUPS; i++) {
             place.pos[i] = min_of(tile + 16 * i, job.span.last & ~15u);
-            place.block[i] = p.cache.block(job.seq, place.pos[i]);
+            const u32* block = p.cache.block_tables + (u64)job.seq * p.cache.max_pages + (place.pos[i] >> p.cache.page_shift);
+            place.block[i] = EARLY ? early_word(block) : *block;
         }
         return place;
+    }
+    // Brings the keys and values at a place into the L2 cache, where rows of the step may be written meanwhile.
+    DEV_MEMBER void prefetch([[maybe_unused]] const Place& place) const {
+#if defined(GPU_NV)
+        constexpr u32 BYTES = 16 * DIM * BITS / 8, CACHE_LINE = 128;
+#pragma unroll
+        for (u32 i = 0; i < GROUPS; i++) {
+            const u64 first = row_of(place, i) * (DIM * BITS / 8);
+#pragma unroll
+            for (u32 at = 0; at < BYTES; at += WARP_SIZE * CACHE_LINE) {
+                const u32 line = at + lane() * CACHE_LINE;
+                if (line >= BYTES) continue;
+                asm volatile("prefetch.global.L2 [%0];" : : "l"(p.cache.k.codes + first + line));
+                asm volatile("prefetch.global.L2 [%0];" : : "l"(p.cache.v.codes + first + line));
+            }
+        }
+#endif
     }
     DEV_MEMBER u64 row_of(const Place& place, u32 group) const {
         return p.cache.slot(place.block[group], job.kv_head, place.pos[group]);
@@ -364,12 +382,14 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
 
     // ------------------------------------------------------------------------------------------ the loop
     DEV_MEMBER void attend() {
-        // The first keys are loaded while queries are converted to operands.
         constexpr u32 STRIDE = N_WAVES * TILE;
         u32 mine = uniform(job.begin + wave() * TILE);
+        Place here = place_of<true>(mine), next = place_of<true>(mine + STRIDE);
+        if (mine < job.end) prefetch(here);
+        begin();
+        // The first keys are loaded while queries are converted to operands.
         Keys keys;
         Values values;
-        Place here = place_of(mine), next = place_of(mine + STRIDE);
         if (mine < job.end) load(here, keys);
         Query query[SETS];
         float out[SETS][STEPS][4], greatest[SETS], sum[SETS];

@@ -117,8 +117,8 @@ DEV void let_successor_start() {}
 #define DEV_MEMBER __attribute__((device)) inline __attribute__((always_inline))
 // Where kernels overlap (programmatic dependent launch), a kernel's blocks start while the last blocks of its
 // predecessor still run, which hides the time to start. Each thread waits for the end of the predecessor before it
-// reads its results or writes anything, and then lets the next kernel start. Weights may be read before: a launch after
-// kernels that write them does not overlap (src/launch.rs).
+// reads its results or writes anything, and then lets the next kernel start. Weights may be read before, since a launch after
+// kernels that write them does not overlap (src/launch.rs), and what early.h says.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define OVERLAPS
 DEV void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -160,7 +160,7 @@ struct Site {};
     extern __attribute__((shared, aligned(16))) u8 dynamic_shared_bytes[];                                             \
     TYPE* NAME = (TYPE*)dynamic_shared_bytes
 #endif
-// What each thread of a kernel does before it reads anything but weights, or writes anything.
+// What each thread of a kernel does before it reads anything but weights and what early.h says, or writes anything.
 DEV void begin() {
 #if defined(GPU_HOST)
     host::here().fibres[host::number()].n_begun++;

@@ -52,9 +52,10 @@ constexpr u32 ORDERS =
     Decode<DIM, 1>::ORDER | Decode<DIM, 2>::ORDER << 8 | Decode<DIM, 4>::ORDER << 16 | Decode<DIM, 8>::ORDER << 24;
 
 #define DECODE(DIM, HEADS)                                                                                             \
-    KERNEL(decode_##DIM##_##HEADS, DecodeParams, THREADS) {                                                            \
+    KERNEL_THAT_BEGINS(decode_##DIM##_##HEADS, DecodeParams, THREADS) {                                                \
         DecodeJob job;                                                                                                 \
         if (DecodeJob::of_block<HEADS>(p, job)) Decode<DIM, HEADS>::run(p, job);                                       \
+        else begin();                                                                                                  \
     }
 #define DECODE_DIM(DIM)                                                                                                \
     EXPORT_U32(orders_##DIM, ORDERS<DIM>)                                                                              \
@@ -71,9 +72,10 @@ DECODE(512, 1) DECODE(512, 2) DECODE(512, 4)
 
 // Keys wider than values (MiMo 2): nor do eight of these.
 #define DECODE_192_128(HEADS)                                                                                          \
-    KERNEL(decode_192_128_##HEADS, DecodeParams, THREADS) {                                                            \
+    KERNEL_THAT_BEGINS(decode_192_128_##HEADS, DecodeParams, THREADS) {                                                \
         DecodeJob job;                                                                                                 \
         if (DecodeJob::of_block<HEADS>(p, job)) DecodeLanes<192, 128, HEADS>::run(p, job);                             \
+        else begin();                                                                                                  \
     }
 constexpr u32 ORDERS_192_128 = DecodeLanes<192, 128, 1>::ORDER | DecodeLanes<192, 128, 2>::ORDER << 8 |
                                DecodeLanes<192, 128, 4>::ORDER << 16;
@@ -88,10 +90,11 @@ KERNEL(decode_latent, DecodeParams, THREADS) {
     }
 }
 
-KERNEL(combine, DecodeParams, THREADS) {
+KERNEL_THAT_BEGINS(combine, DecodeParams, THREADS) {
     u32 head = bid_x(), row = bid_y();
-    u32 seq = uniform(p.seq_of_row[row]);
-    Span span = span_of(p, uniform(p.positions[row]));
+    u32 seq = uniform(early_word(p.seq_of_row + row));
+    Span span = span_of(p, uniform(early_word(p.positions + row)));
+    begin();
     if (seq == NO_ROW || span.n_used == 1) return;
     u64 of_row = (u64)row * p.n_heads + head;
     Parts parts{p.partial, (u64)p.n_rows * p.n_heads * p.n_splits, p.v_dim};
@@ -111,9 +114,10 @@ template <typename Form, u32 HEADS> DEV void combine_acts(const CombineActsParam
     SHARED(float, values, 256);
     const DecodeParams& p = params.decode;
     const u32 first_head = bid_x() * HEADS, of_block = tid() / THREADS, head = first_head + of_block, row = bid_y();
-    const u32 seq = uniform(p.seq_of_row[row]);
+    const u32 seq = uniform(early_word(p.seq_of_row + row));
+    const Span span = span_of(p, uniform(early_word(p.positions + row)));
+    begin();
     if (seq == NO_ROW) return;
-    const Span span = span_of(p, uniform(p.positions[row]));
     const u64 of_row = (u64)row * p.n_heads + head;
     float *out = p.out + of_row * p.v_dim, *of_head = values + of_block * p.v_dim;
     if (span.n_used == 1) {
@@ -128,10 +132,10 @@ template <typename Form, u32 HEADS> DEV void combine_acts(const CombineActsParam
     const u32 width = p.n_heads * p.v_dim, begin = first_head * p.v_dim, n = HEADS * p.v_dim, at = lane() * OCTET;
     Form::put(params.acts, (u64)row * width, begin + at, begin + n, 1, load_octet(values, at, n, 1));
 }
-KERNEL(combine_q8x32, CombineActsParams, THREADS) { combine_acts<FormQ8x32, 1>(p); }
-KERNEL(combine_q8x256_1, CombineActsParams, THREADS) { combine_acts<FormQ8x256, 1>(p); }
-KERNEL(combine_q8x256_2, CombineActsParams, 2 * THREADS) { combine_acts<FormQ8x256, 2>(p); }
-KERNEL(combine_q8x256_4, CombineActsParams, 4 * THREADS) { combine_acts<FormQ8x256, 4>(p); }
+KERNEL_THAT_BEGINS(combine_q8x32, CombineActsParams, THREADS) { combine_acts<FormQ8x32, 1>(p); }
+KERNEL_THAT_BEGINS(combine_q8x256_1, CombineActsParams, THREADS) { combine_acts<FormQ8x256, 1>(p); }
+KERNEL_THAT_BEGINS(combine_q8x256_2, CombineActsParams, 2 * THREADS) { combine_acts<FormQ8x256, 2>(p); }
+KERNEL_THAT_BEGINS(combine_q8x256_4, CombineActsParams, 4 * THREADS) { combine_acts<FormQ8x256, 4>(p); }
 
 KERNEL(generic, DecodeParams, THREADS) {
     constexpr u32 TILE = THREADS;

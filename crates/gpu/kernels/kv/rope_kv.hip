@@ -18,6 +18,7 @@
 // handles W pairs at a time, in two runs of W neighbouring values: W is 4 if everything is aligned to 16 bytes and
 // whole runs, else 1. For types with scales, the values of a head are collected in shared memory, widest * 4 bytes per
 // head; otherwise there is none.
+#include "early.h"
 #include "kv_type.h"
 #include "step.h"
 
@@ -123,9 +124,8 @@ template <typename Style, u32 W> DEV void turn(Unit<W>& u) {
 
 template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     const u32 row = bid_x(), lane_of_team = tid() % TEAM, n_heads = p.n_q_heads + 2 * p.n_kv_heads;
-    // The time of a step with few rows is its longest chain of dependent loads. All other loads start here and in the
-    // first load().
-    const u32 position = p.positions[row], slot = p.slots[row];
+    // The time of a step with few rows is its longest chain of dependent loads: those of the values alone follow begin().
+    const u32 position = early_word(p.positions + row), slot = early_word(p.slots + row);
     const u32 job = bid_y() * (THREADS / TEAM) + tid() / TEAM;
     const bool is_q = job < p.n_q_heads, is_v = job >= p.n_q_heads + p.n_kv_heads;
     // Selects by query, key or value without a branch.
@@ -143,18 +143,19 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     const u32 first_unit = has_tail && is_q ? p.first_rot / (2 * W) : 0;
     const float* weight = global(of(p.q_norm, p.k_norm, (const float*)nullptr));
 
-    auto load_values = [&](Unit<W>& u, u32 unit) {
-        u.a = u.b = {};
+    auto place = [&](Unit<W>& u, u32 unit) {
         // Wraps around before the first rotated value.
         u.turns = unit * 2 * W - p.first_rot < n_rot;
         u.first = Style::HALVES && u.turns ? unit * W + p.first_rot / 2 : unit * 2 * W;
         u.second = u.first + (Style::HALVES && u.turns ? n_rot / 2 : W);
+    };
+    auto load_values = [&](Unit<W>& u, u32 unit) {
+        u.a = u.b = {};
         const float* from = u.turns ? turned : x;
         const u32 start = u.turns ? turned_from : 0;
         if (unit < n_units) u.a = load_run<W>(from + (u.first - start)), u.b = load_run<W>(from + (u.second - start));
     };
-    auto load = [&](Unit<W>& u, u32 unit) {
-        load_values(u, unit);
+    auto load_factors = [&](Unit<W>& u, u32 unit) {
         if (unit >= n_units) return;
         if (weight && !(has_tail && u.turns))
             u.weight_a = load_run<W>(weight + u.first), u.weight_b = load_run<W>(weight + u.second);
@@ -165,7 +166,10 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     };
     // Nearly always the lane's only unit.
     Unit<W> u;
-    load(u, first_unit + lane_of_team);
+    place(u, first_unit + lane_of_team);
+    load_factors(u, first_unit + lane_of_team);
+    begin();
+    load_values(u, first_unit + lane_of_team);
 
     float scale = 1;
     if (p.q_norm || p.k_norm) {
@@ -179,6 +183,7 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
 #pragma unroll 1
         for (u32 unit = lane_of_team + TEAM; unit < n_units; unit += TEAM) {
             Unit<W> more;
+            place(more, unit);
             load_values(more, unit);
             add(more);
         }
@@ -199,7 +204,7 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     const kv::Planes& cache = is_v ? p.v_cache : p.k_cache;
 #pragma unroll 1
     for (u32 unit = first_unit + lane_of_team; unit < n_units; unit += TEAM) {
-        if (unit != first_unit + lane_of_team) load(u, unit);
+        if (unit != first_unit + lane_of_team) place(u, unit), load_factors(u, unit), load_values(u, unit);
         if (weight && !(has_tail && u.turns)) {
 #pragma unroll
             for (u32 i = 0; i < W; i++)
@@ -237,7 +242,7 @@ template <typename Style, u32 W> DEV void rope_kv(const RopeKvParams& p) {
     }
 }
 
-KERNEL(rope_kv_norm_4, RopeKvParams, THREADS) { rope_kv<Norm, 4>(p); }
-KERNEL(rope_kv_norm_1, RopeKvParams, THREADS) { rope_kv<Norm, 1>(p); }
-KERNEL(rope_kv_neox_4, RopeKvParams, THREADS) { rope_kv<Neox, 4>(p); }
-KERNEL(rope_kv_neox_1, RopeKvParams, THREADS) { rope_kv<Neox, 1>(p); }
+KERNEL_THAT_BEGINS(rope_kv_norm_4, RopeKvParams, THREADS) { rope_kv<Norm, 4>(p); }
+KERNEL_THAT_BEGINS(rope_kv_norm_1, RopeKvParams, THREADS) { rope_kv<Norm, 1>(p); }
+KERNEL_THAT_BEGINS(rope_kv_neox_4, RopeKvParams, THREADS) { rope_kv<Neox, 4>(p); }
+KERNEL_THAT_BEGINS(rope_kv_neox_1, RopeKvParams, THREADS) { rope_kv<Neox, 1>(p); }
