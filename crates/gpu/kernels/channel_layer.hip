@@ -77,15 +77,16 @@ template <u32 LANES> DEV void channel_decode(const ChannelParams& p) {
     SHARED(float, rows, 4 * ROW);
     SHARED(float, outs, ROW);
     const LinearShape& shape = p.shape;
-    const SeqRows seq = p.seqs[bid_y()];
-    if (uniform(seq.n_rows) == 0) return;
-    const SeqState place = p.places[bid_y()];
+    const auto [seq, place] = EarlySeq::of(p.seqs, p.places, bid_y());
+    if (uniform(seq.n_rows) == 0) return begin();
     const u32 head = bid_x();
 
     Column<LANES> state;
     const u32 column = state.of_block;
     if (place.start != NO_SLOT)
-        state.each(shape, p.states, place.start, head, column, [&](u32 i, const float* from) { state.s[i] = *from; });
+        state.each(shape, p.states, place.start, head, column,
+                   [&](u32 i, const float* from) { state.s[i] = bits<float>(early_word((const u32*)from)); });
+    begin();
     const u64 of_head = (u64)seq.first_row * shape.n_heads + head, at = of_head * shape.v_dim + column;
     const bool writes = state.part == 0 && column < shape.v_dim;
     const float gate = writes ? p.gate[at] : 0.0f;
@@ -164,5 +165,5 @@ template <u32 LANES> DEV void channel_decode(const ChannelParams& p) {
 template <u32 LANES> constexpr u32 THREADS = ROW * LANES;
 
 #define CHANNEL_DECODE(LANES)                                                                                          \
-    KERNEL(channel_decode_##LANES, ChannelParams, THREADS<LANES>) { channel_decode<LANES>(p); }
+    KERNEL_THAT_BEGINS(channel_decode_##LANES, ChannelParams, THREADS<LANES>) { channel_decode<LANES>(p); }
 CHANNEL_DECODE(1) CHANNEL_DECODE(2) CHANNEL_DECODE(4)

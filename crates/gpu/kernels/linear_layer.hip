@@ -203,18 +203,20 @@ template <u32 LANES, u32 N_THREADS, Of OF> DEV void linear_decode(const DecodePa
     SHARED(float, k, WIDTH);
     SHARED(float, q, WIDTH);
     const LinearShape& shape = p.shape;
-    if (uniform(p.seqs[bid_y()].n_rows) == 0) return;
-    const u64 row = p.seqs[bid_y()].first_row;
-    const SeqState place = p.places[bid_y()];
+    const auto [seq, place] = EarlySeq::of(p.seqs, p.places, bid_y());
+    if (uniform(seq.n_rows) == 0) return begin();
+    const u64 row = seq.first_row;
     const u32 head = bid_x() / p.n_groups, group = bid_x() % p.n_groups;
 
     Column<LANES> state;
     const u32 column = group * (N_THREADS / LANES) + state.of_block;
     if (place.start != NO_SLOT)
-        state.each(shape, p.states, place.start, head, column, [&](u32 i, const float* from) { state.s[i] = *from; });
+        state.each(shape, p.states, place.start, head, column,
+                   [&](u32 i, const float* from) { state.s[i] = bits<float>(early_word((const u32*)from)); });
     float rates[HELD] = {};
     if constexpr (OF == Of::VALUES)
         state.each(shape, of_values, 0, head, column, [&](u32 i, const float* from) { rates[i] = *from; });
+    begin();
     const u64 key = (row * shape.n_k_heads + shape.key_head(head)) * shape.k_dim;
     for (u32 i = tid(); i < WIDTH; i += N_THREADS) {
         k[i] = i < shape.k_dim ? p.k[key + i] : 0.0f;
@@ -256,10 +258,12 @@ template <u32 LANES, u32 N_THREADS, Of OF> DEV void linear_decode(const DecodePa
 }
 
 #define LINEAR_DECODE(LANES)                                                                                           \
-    KERNEL(linear_decode_##LANES, DecodeParams, THREADS) { linear_decode<LANES, THREADS, Of::NORM>(p); }               \
-    KERNEL(linear_skip_##LANES, DecodeParams, SKIP_THREADS) { linear_decode<LANES, SKIP_THREADS, Of::SKIP>(p); }
+    KERNEL_THAT_BEGINS(linear_decode_##LANES, DecodeParams, THREADS) { linear_decode<LANES, THREADS, Of::NORM>(p); }   \
+    KERNEL_THAT_BEGINS(linear_skip_##LANES, DecodeParams, SKIP_THREADS) {                                              \
+        linear_decode<LANES, SKIP_THREADS, Of::SKIP>(p);                                                               \
+    }
 #define SELECTIVE_DECODE(LANES)                                                                                        \
-    KERNEL(selective_decode_##LANES, SelectiveParams, SKIP_THREADS) {                                                  \
+    KERNEL_THAT_BEGINS(selective_decode_##LANES, SelectiveParams, SKIP_THREADS) {                                      \
         linear_decode<LANES, SKIP_THREADS, Of::VALUES>(p.decode, p.rates);                                             \
     }
 LINEAR_DECODE(1) LINEAR_DECODE(2) LINEAR_DECODE(4) LINEAR_DECODE(8) SELECTIVE_DECODE(1) SELECTIVE_DECODE(2)

@@ -2,6 +2,7 @@
 // of a state in registers.
 #pragma once
 #include "activation.h"
+#include "early.h"
 #include "quad.h"
 #include "step.h"
 
@@ -52,6 +53,19 @@ struct Conv {
     u32 aligned;
     u32 pad;
     FIELDS(x, weight, bias, states, seqs, places, kept, width, n_taps, gated, n_block_rows, aligned, pad)
+};
+
+// The rows of a sequence of the step and the place of its state, read before the kernel begins.
+struct EarlySeq {
+    SeqRows rows;
+    SeqState place;
+    DEV_MEMBER static EarlySeq of(const SeqRows* seqs, const SeqState* places, u32 seq) {
+#if defined(GPU_NV)
+        return {bits<SeqRows>(early16(seqs + seq)), bits<SeqState>(early16(places + seq))};
+#else
+        return {seqs[seq], places[seq]};
+#endif
+    }
 };
 
 // The same number. AMD compilers keep no comparison with it from before in scalar registers, of which there are few.
