@@ -62,10 +62,13 @@ struct HalfParams {
     u32 n_blocks;
     // Of an MoE layer: how many experts' matrices follow one another. That of the expert after them is a product's `shared`.
     u32 n_stacked;
+    // Whether another kernel followed that which wrote the tiles: they may be read early.
+    u32 early;
+    u32 pad;
     // Unused ones begin after the last tile. All have the same n_in.
     HalfProduct products[FEW];
     FIELDS(x, factors, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles,
-           n_whole, n_blocks, n_stacked, products)
+           n_whole, n_blocks, n_stacked, early, pad, products)
 };
 
 template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {

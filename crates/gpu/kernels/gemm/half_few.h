@@ -7,8 +7,8 @@
 //
 // A block has 16 outputs. Its waves, as many as the launch has, take rounds of 128 values of k in turn; their sums are added in
 // the order of the waves, the same one for any number of rows in a tile. The weights and activations of a round come while those
-// of the round before are multiplied, the first weights of dense products while the kernels before run. Activations come through
-// the cache, in the order in which lanes take them (hopper/half_acts.hip).
+// of the round before are multiplied, the first weights while the kernels before run; not those of heads, whose rows and tiles
+// are of one kernel. Activations come through the cache, in the order in which lanes take them (hopper/half_acts.hip).
 //
 // CODES: x are codes with a scale for each 256 values, of up to eight rows at a time. They become f16 numbers in registers,
 // exactly, and their scales multiply the sums of each round. That saves the launch that converts them; of more rows, blocks would
@@ -17,6 +17,7 @@
 // The grid is [tiles of all products]: those of the same outputs follow one another, so that weights are in the cache. Of experts
 // it is [blocks of outputs, tiles of rows]. Shared memory: SHARED_BYTES / THREADS for each thread.
 #pragma once
+#include "early.h"
 #include "gemm/half.h"
 #include "mma.h"
 
@@ -58,10 +59,13 @@ template <typename F, u32 MOST, bool CODES> struct HalfFew {
         scale = 1.0f;
         octets_done = 0;
         if (p.tiles) {
-            // Which weights a block takes depends on the kernels before.
-            begin();
-            const ExpertTile e = tile_at(p.tiles, bid_y());
-            if (e.expert == NO_EXPERT) return false;
+            if (!p.early) begin();
+            const u32x4 words = early16(p.tiles + bid_y());
+            const ExpertTile e = {uniform(words[0]), uniform(words[1]), uniform(words[2]), uniform(words[3])};
+            if (e.expert == NO_EXPERT) {
+                if (p.early) begin();
+                return false;
+            }
             product.w.data = matrix_of(e.expert, product.w.data, p.expert_bytes, p.n_stacked, product.shared);
             if (product.bias) product.bias += e.expert * product.w.n_out;
             if (product.scales) scale = product.scales[e.expert];
@@ -182,7 +186,7 @@ template <typename F, u32 MOST, bool CODES> struct HalfFew {
         F next[2];
         if constexpr (COPIES) begin_copy(coming, wave(), 0);
         else load(next, wave());
-        if (!p.tiles) begin();
+        if (octets_done == 0 && (!p.tiles || p.early)) begin();
         float acc[N][4] = {};
         auto x = activations<N>();
         x.start(*this);

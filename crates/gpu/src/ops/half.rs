@@ -139,6 +139,8 @@ struct HalfParams {
     n_whole: u32,
     n_blocks: u32,
     n_stacked: u32,
+    early: u32,
+    pad: u32,
     products: [HalfProduct; FEW],
 }
 
@@ -158,10 +160,12 @@ layout!(HalfParams {
     n_whole,
     n_blocks,
     n_stacked,
+    early,
+    pad,
     products
 });
 
-const _: () = assert!(size_of::<HalfActsParams>() == 72 && size_of::<HalfParams>() == 256);
+const _: () = assert!(size_of::<HalfActsParams>() == 72 && size_of::<HalfParams>() == 264);
 
 kernels! {
     /// The numbers are the rows of a tile; those of few rows have up to 32, of which the second and third multiply eight at
@@ -719,6 +723,8 @@ fn multiply(
         n_whole: division.n_whole as u32,
         n_blocks: division.n_blocks as u32,
         n_stacked: n_stacked as u32,
+        early: { works[0].experts }.map_or(0, |experts| experts.is_settled.into()),
+        pad: 0,
         products,
     };
     let n_blocks = (division.n_blocks * tile.cluster) as u32;
