@@ -91,7 +91,8 @@ template <typename Kv, u32 DIM, u32 HEADS> struct DecodeMatrix {
 #pragma unroll
         for (u32 i = 0; i < GROUPS; i++) {
             place.pos[i] = min_of(tile + 16 * i, job.span.last & ~15u);
-            const u32* block = p.cache.block_tables + (u64)job.seq * p.cache.max_pages + (place.pos[i] >> p.cache.page_shift);
+            const u32 page = place.pos[i] >> p.cache.page_shift;
+            const u32* block = p.cache.block_tables + (u64)job.seq * p.cache.max_pages + page;
             place.block[i] = EARLY ? early_word(block) : *block;
         }
         return place;

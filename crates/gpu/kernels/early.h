@@ -1,6 +1,6 @@
-// What a kernel may read before it begins (gpu.h) besides weights: what an earlier kernel than the one before wrote, for which the
-// one before has waited. These are words of the step, since no kernel that takes rows follows begin_step at once, routings,
-// and what former steps wrote. Not from the L1 cache, which may still have what was there before.
+// What a kernel may read before begin() besides weights: what a kernel before its predecessor wrote, since each waits for the one
+// before it. Such are words of a step (a kernel runs between begin_step and each that reads them early), a router's choices
+// (rows are converted after them), and states of former steps. Loads bypass the L1 cache, which may hold older values.
 #pragma once
 #include "gpu.h"
 

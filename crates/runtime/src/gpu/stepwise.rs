@@ -50,6 +50,8 @@ impl Stepwise for GpuBackend {
         self.memory.step.write(batch, &tokens, &choices, &shape);
         let step = &self.memory.step;
         self.begin(&shape)?;
+        // The stage's kernel may read the step's words before its predecessor ends.
+        self.gpu.synchronize()?;
         let (segment, stage) = self.stage(index);
         self.run_stage(segment, stage, &shape)?;
         let (io, none) = (step.io(&shape), step.sampled(&shape).part(0..0));
