@@ -8,7 +8,7 @@
 // A block has 16 outputs. Its waves, as many as the launch has, take rounds of 128 values of k in turn; their sums are added in
 // the order of the waves, the same one for any number of rows in a tile. The weights and activations of a round come while those
 // of the round before are multiplied, the first weights while the kernels before run; not those of heads, whose rows and tiles
-// are of one kernel. Activations come through the cache, in the order in which lanes take them (hopper/half_acts.hip).
+// one kernel writes. Activations come through the cache, in the order in which lanes take them (hopper/half_acts.hip).
 //
 // CODES: x are codes with a scale for each 256 values, of up to eight rows at a time. They become f16 numbers in registers,
 // exactly, and their scales multiply the sums of each round. That saves the launch that converts them; of more rows, blocks would

@@ -723,7 +723,7 @@ fn multiply(
         n_whole: division.n_whole as u32,
         n_blocks: division.n_blocks as u32,
         n_stacked: n_stacked as u32,
-        early: { works[0].experts }.map_or(0, |experts| experts.is_settled.into()),
+        early: { works[0].experts }.map_or(0, |experts| experts.routing.is_chosen().into()),
         pad: 0,
         products,
     };

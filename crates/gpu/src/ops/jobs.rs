@@ -127,8 +127,6 @@ pub(super) struct Experts<'a> {
     pub(super) n_bytes: usize,
     /// How many experts' matrices follow one another; that of a shared expert is apart.
     pub(super) n_stacked: usize,
-    /// Whether the rows were converted by a launch after that of the routing. Those of heads are by the same.
-    pub(super) is_settled: bool,
 }
 
 impl<'a> Work<'a> {
@@ -208,7 +206,6 @@ impl<'a> Work<'a> {
                 routing: *routing,
                 n_bytes: matrices.expert_bytes(),
                 n_stacked: n_experts,
-                is_settled: true,
             }),
             ..Work::new(x, &product)
         }
@@ -241,17 +238,12 @@ impl<'a> Work<'a> {
         let first = out.part(0..n_rows * matrices.n_out);
         // Row `head * n_tokens + token` belongs at `token * n_heads + head`.
         let stride = n_heads * dim;
-        let work = Work::of_experts(x, routing, &product, first);
         Work {
-            experts: work.experts.map(|experts| Experts {
-                is_settled: false,
-                ..experts
-            }),
             places: Places {
                 stride,
                 skip: dim as i64 - (routing.n_tokens * stride) as i64,
             },
-            ..work
+            ..Work::of_experts(x, routing, &product, first)
         }
     }
 

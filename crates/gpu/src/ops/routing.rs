@@ -133,6 +133,12 @@ impl Routing<'_> {
         self.n_tokens * n_used <= n * n_experts
     }
 
+    /// Whether a router chose some of the experts. Then rows are converted by a launch after that which wrote the routing. Tokens
+    /// go to all heads, and one launch writes both.
+    pub(super) fn is_chosen(&self) -> bool {
+        self.n_used < self.n_experts
+    }
+
     /// Number of rows if the step has no padding rows.
     pub fn max_rows(&self) -> usize {
         self.n_tokens * self.n_used

@@ -11,9 +11,10 @@ use rocmforge_gpu::{ActsBuffer, ExpertMatrices, Source, SourceRows};
 use rocmforge_plan::{ExpertStack, act_format};
 
 /// Tokens, heads, and values of a head before and after those that are multiplied; variants to run as well.
-const CASES: [([usize; 2], [usize; 2], &[&str]); 3] = [
+const CASES: [([usize; 2], [usize; 2], &[&str]); 4] = [
     ([1, 5], [8, 32], &["loads=narrow"]),
     ([9, 3], [8, 0], &["products=matmul", "loads=narrow"]),
+    ([3, 5], [8, 0], &[]),
     (
         [33, 4],
         [0, 3],

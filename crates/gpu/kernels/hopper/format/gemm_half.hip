@@ -7,6 +7,12 @@
 #else
 #define HALF_KERNEL(NAME) KERNEL(NAME, HalfParams, NAME##_loop::THREADS)
 #endif
+// A kernel each of whose threads calls begin() itself.
+#if defined(GPU_NV)
+#define FEW_KERNEL HALF_KERNEL
+#else
+#define FEW_KERNEL(NAME) KERNEL_THAT_BEGINS(NAME, HalfParams, NAME##_loop::THREADS)
+#endif
 #define HALF_TILE(NAME)                                                                                                \
     EXPORT_U32(NAME##_tile_rows, NAME##_loop::ROWS)                                                                    \
     EXPORT_U32(NAME##_tile_outs, NAME##_loop::OUTS)                                                                    \
@@ -31,7 +37,7 @@ constexpr bool WIDE = X_PARTS<Read> > 1;
 #define HALF_FEW(NAME, MOST, CODES)                                                                                    \
     using NAME##_loop = HalfFew<Read, MOST, CODES>;                                                                    \
     HALF_TILE(NAME)                                                                                                    \
-    HALF_KERNEL(NAME) {                                                                                                \
+    FEW_KERNEL(NAME) {                                                                                                 \
         DYNAMIC_SHARED(u8, shared);                                                                                    \
         NAME##_loop{p, shared, {}, 0, 0, 0, 0, 0, 0.0f, nullptr, nullptr, {}}.run();                                   \
     }
