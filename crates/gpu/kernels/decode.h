@@ -4,7 +4,7 @@
 #include "early.h"
 #include "parts.h"
 
-// Split lengths are multiples of this many positions, as in src/ops/attention.rs.
+// Split lengths are multiples of this many positions, as in src/ops/attention/scratch.rs.
 constexpr u32 GRAIN = 64;
 
 struct DecodeParams {

@@ -13,7 +13,7 @@
 #include "decode.h"
 
 struct DecodeLatent {
-    // As in src/ops/attention.rs.
+    // As in src/ops/attention/decode.rs.
     static constexpr u32 QUERIES = 8, KEYS = 8, MAX_K_DIM = 640;
     // Pieces of eight values of the keys, for each thread.
     static constexpr u32 LOADS = (KEYS * MAX_K_DIM / 8 + THREADS - 1) / THREADS;

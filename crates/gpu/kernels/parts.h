@@ -4,7 +4,7 @@
 
 constexpr u32 THREADS = 128;
 constexpr u32 N_WAVES = THREADS / WARP_SIZE;
-// As in src/ops/attention.rs.
+// As in src/ops/attention/scratch.rs.
 constexpr u32 MAX_SPLITS = 128;
 
 // The sums of parts, [n_parts, dim], and behind them for each part the exponent that its weights are relative to, and the

@@ -54,7 +54,7 @@ KERNEL(combine_rows, PrefillParams, THREADS) {
         if (p.v_hadamard > 1) rotate_rows<THREADS>(1, p.v_dim, p.v_hadamard, [&](u32) { return out; });
 }
 
-// WAVES as in src/ops/attention.rs.
+// WAVES as in src/ops/attention/prefill.rs.
 // The smallest BERT models; only for rows that see positions after their own.
 PREFILL(32, 4, LONG_BLOCK)
 PREFILL(64, 4, LONG_BLOCK)

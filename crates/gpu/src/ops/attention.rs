@@ -1,6 +1,5 @@
-//! Attention over the paged KV cache: `kernels/kv/attention_decode.hip` for steps with few rows per sequence,
-//! `kernels/kv/attention_prefill.hip` for others and, where it has a kernel for them, for latent layers. On Hopper,
-//! `attend.rs` has kernels for prompts.
+//! Attention over the paged KV cache. Steps with few rows per sequence are in `attention/decode.rs`; others and, where there is a
+//! kernel for them, latent layers in `attention/prefill.rs`.
 
 mod decode;
 mod prefill;
