@@ -620,6 +620,8 @@ fn drafts_from_the_cache_of_the_model_change_no_text() {
         "64",
         "-r",
         "1",
+        // Drafts that do not pay in a warm-up would not be made after it.
+        "--no-warmup",
         "-o",
         "json",
         "--speculate",
@@ -700,7 +702,9 @@ fn drafts_from_the_layers_of_the_model_change_no_text() {
     run(&["generate", "-m", &own, "--ids", "5", "-n", "1"]).fails(1, "--speculate draft:FILE");
     let how = format!("draft:{own}");
     let bench = ["bench", "-m", &file, "--device", "cpu", "--speculate", &how];
-    let fixed = ["-p", "0", "-n", "64", "-r", "1", "-o", "json"];
+    // Drafts that do not pay in a warm-up would not be made after it.
+    let fixed = "-p 0 -n 64 -r 1 --no-warmup -o json";
+    let fixed: Vec<&str> = fixed.split(' ').collect();
     let rows = run(&[&bench[..], &fixed].concat()).json();
     assert!(rows[0]["n_drafted"].as_u64().unwrap() > 0, "{rows}");
 }
