@@ -126,7 +126,7 @@ fn compare(device: &Device, n: usize, [n_prompts, n_answer]: [usize; 2]) -> Draf
 /// differ by CPU.
 #[test]
 fn forge_mtp_computes_what_pytorch_does() {
-    for (n, least) in [(1, 0.7), (3, 0.5)] {
+    for (n, least) in [(1, 0.78), (3, 0.5)] {
         let counts = compare(&Device::Cpu, n, ALL);
         let share = counts.n_accepted as f64 / counts.n_drafted as f64;
         assert!(share > least, "drafts of {n}: {counts:?}");

@@ -78,7 +78,7 @@ fn a_model_does_not_diverge_from_itself() {
         (saved.ppl, 3)
     );
     // Saved numbers are rounded to 16 / 65535, and the least likely tokens are left out. How much that is differs by CPU.
-    assert!(same.kl.mean.abs() < 1e-5 && same.kl_max < 1e-4, "{same:?}");
+    assert!(same.kl.mean.abs() < 2e-6 && same.kl_max < 1e-4, "{same:?}");
     assert!(
         same.base_ppl <= saved.ppl * 1.001 && same.same_top.mean == 1.0,
         "{same:?}"
@@ -86,7 +86,7 @@ fn a_model_does_not_diverge_from_itself() {
 
     let other = compare(&path, &model, KvType::Q4_0);
     assert!(
-        other.kl.mean > 1e-4 && other.kl.mean > 10.0 * same.kl.mean.abs(),
+        other.kl.mean > 1e-4 && other.kl.mean > 50.0 * same.kl.mean.abs(),
         "{other:?}"
     );
     assert!(other.kl_median <= other.kl_99 && other.kl_99 <= other.kl_max);
