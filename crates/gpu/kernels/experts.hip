@@ -69,7 +69,7 @@ KERNEL(route_sort, RouteParams, ROUTE_SORT_THREADS) {
     route_marked<ROUTE_SORT_THREADS, MAX_MARKED_TOKENS * MAX_CHOICES>(p);
 }
 
-KERNEL(route_one, RouteParams, ROUTE_THREADS) { route_single<ROUTE_THREADS>(p); }
+KERNEL(route_one, RouteParams, ROUTE_THREADS) { route_single<ROUTE_THREADS>(p, uniform(p.seq_of_row[0]) == NO_ROW); }
 
 KERNEL(route_few, RouteParams, ROUTE_THREADS) { route_marked<ROUTE_THREADS, ROUTE_THREADS>(p); }
 

@@ -1,6 +1,6 @@
 // Routing of a single token to up to 32 experts, of as many as a block has threads, without groups, and without a bias on a
-// softmax. A step waits for it, so each thread has one expert, whose rank is the number of better ones. The choice and the
-// weights have the bits that route.h gives them.
+// softmax. A step waits for it, so all threads take part: an expert's rank is the number of better ones, which neighbouring lanes
+// count together. The choice and the weights have the bits that route.h gives them.
 #pragma once
 #include "route.h"
 
@@ -17,9 +17,13 @@ DEV void put_choices(const RouteParams& p, Scores scores, const u32* chosen) {
     const float share = is_routed ? scores.of(expert) : 0.0f;
     float sum = 0.0f, weight = share;
     u32 row = 0;
-    for (u32 k = 0; k < n; k++) {
-        sum += shuffle(share, k);
-        row += chosen[k] < expert;
+    for (u32 first = 0; first < n; first += 8) {
+        // Lanes without a choice have a share of 0.
+#pragma unroll
+        for (u32 k = first; k < first + 8; k++) {
+            sum += shuffle(share, k);
+            row += k < n && chosen[k] < expert;
+        }
     }
     if (p.scores == SOFTMAX && !p.normalized) {
         scores.total = sum_of_shares(p, scores);
@@ -40,23 +44,31 @@ DEV void put_choices(const RouteParams& p, Scores scores, const u32* chosen) {
     for (u32 kind = 0; kind < N_KINDS; kind++) store16(p.lists[kind].tiles + row, bits<u32x4>(tile));
 }
 
-// By all THREADS of a block, which has one for each expert.
-template <u32 THREADS> DEV void route_single(const RouteParams& p) {
+// By all THREADS of a block, which has one for each expert. `is_padding`: whether the token has no experts.
+template <u32 THREADS> DEV void route_single(const RouteParams& p, bool is_padding) {
     SHARED(u32, orders, THREADS);
+    SHARED(float, logits, THREADS);
     SHARED(u32, chosen, MAX_CHOICES);
-    const u32 expert = tid(), known = min_of(expert, p.n_experts - 1);
-    const Scores scores = {p, p.logits, 0.0f, 1.0f, !p.bias};
-    const bool is_padding = uniform(p.seq_of_row[0]) == NO_ROW;
-    const u32 order = expert == known ? order_of(without_nan(scores.key(known))) : 0;
-    orders[expert] = order;
+    Scores scores = {p, p.logits, 0.0f, 1.0f, !p.bias};
+    const u32 known = min_of(tid(), p.n_experts - 1);
+    orders[tid()] = tid() == known ? order_of(without_nan(scores.key(known))) : 0;
+    logits[tid()] = p.logits[known];
     shared_barrier();
+    scores.logits = logits;
+    // Each lane of an expert compares it with a part of the others.
+    u32 sharers_log = 0;
+    while (1u << sharers_log < WARP_SIZE && p.n_experts << (sharers_log + 1) <= THREADS) sharers_log++;
+    const u32 n_sharers = 1u << sharers_log, expert = tid() >> sharers_log, place = tid() & (n_sharers - 1);
+    const u32 order = orders[expert];
     u32 rank = 0;
-    for (u32 first = 0; first < p.n_experts; first += 4) {
+#pragma unroll 4
+    for (u32 first = place * 4; first < p.n_experts; first += n_sharers * 4) {
         const u32x4 others = load16(orders + first);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) rank += others[i] > order || (others[i] == order && first + i < expert);
     }
-    if (expert == known && rank < p.n_used) chosen[rank] = expert;
+    for (u32 mask = 1; mask < n_sharers; mask *= 2) rank += shuffle_xor(rank, mask);
+    if (place == 0 && expert < p.n_experts && rank < p.n_used) chosen[rank] = expert;
     shared_barrier();
     const u32 n_rows = is_padding ? 0 : p.n_choices;
     if (tid() == 0) *p.n_rows = n_rows;

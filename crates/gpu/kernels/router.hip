@@ -5,6 +5,7 @@
 // a row of weights. The first one writes the normalized values; the last one to arrive chooses. The grid is [blocks of
 // experts]. Shared memory: a float for each value of the row.
 #define FORMAT F32
+#include "early.h"
 #include "gemv.h"
 #include "norm.h"
 #include "route_one.h"
@@ -59,6 +60,7 @@ KERNEL_THAT_BEGINS(router_one, RouterParams, BLOCK_THREADS) {
     SHARED(float, sums, WAVES);
     DYNAMIC_SHARED(float, values);
     const u32 n_groups = WAVES >> p.split_log, first_row = bid_x() * n_groups, w = uniform(wave());
+    const bool is_padding = uniform(early_word(p.route.seq_of_row)) == NO_ROW;
     NormParams norm = p.norm;
     norm.out.values = values;
     if (bid_x() > 0) norm.normed = nullptr;
@@ -85,5 +87,5 @@ KERNEL_THAT_BEGINS(router_one, RouterParams, BLOCK_THREADS) {
         if (p.bias) sum += p.bias[expert];
         p.logits[expert] = sum;
     }
-    if (arrives_last(p.n_arrived, p.n_blocks)) route_single<BLOCK_THREADS>(p.route);
+    if (arrives_last(p.n_arrived, p.n_blocks)) route_single<BLOCK_THREADS>(p.route, is_padding);
 }
