@@ -595,6 +595,7 @@ fn launched_by(gpu: &Gpu, run: &mut dyn FnMut() -> Result<(), GpuError>) -> Stri
     origin.record().unwrap();
     let mut trace = Trace::new(gpu);
     trace.record(run).unwrap();
+    gpu.synchronize().unwrap();
     let times = trace.times(&origin).unwrap();
     let kernels: Vec<&str> = times.iter().map(|time| time.kernel).collect();
     kernels.join(" ")
