@@ -39,8 +39,8 @@ const CASE: Case = Case {
 };
 
 /// Widths that one turn of a block's threads covers, or two; of rows that waves share, or not. Numbers of experts that blocks
-/// fill or not, up to the most.
-fn cases() -> [Case; 7] {
+/// fill or not, up to the most; the choice of more than 256 by launches of their own is another kernel's.
+fn cases() -> [Case; 8] {
     [
         CASE,
         Case {
@@ -69,6 +69,11 @@ fn cases() -> [Case; 7] {
             width: 1024,
             n_experts: 512,
             n_used: 10,
+            ..CASE
+        },
+        Case {
+            n_experts: 301,
+            n_used: 32,
             ..CASE
         },
         Case {

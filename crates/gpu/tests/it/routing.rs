@@ -14,7 +14,7 @@ use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 const TILE_ROWS: [usize; 3] = [4, 32, 128];
 
 /// `[n_tokens, n_experts, n_used]`, logits, weights, and the index of a padding token.
-const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 19] = {
+const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 21] = {
     use ExpertWeights::{Normalized, Scores};
     [
         ([1, 8, 2], Logits::Random, Normalized, None),
@@ -28,6 +28,8 @@ const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 19] = {
         ([200, 8, 2], Logits::Crowd, Normalized, None),
         ([1, 128, 8], Logits::Ties, Scores, None),
         ([1, 37, 5], Logits::Odd, Normalized, None),
+        ([1, 3, 3], Logits::Odd, Scores, None),
+        ([1, 100, 32], Logits::Ties, Normalized, None),
         ([1, 64, 4], Logits::Random, Normalized, Some(0)),
         ([1, 300, 33], Logits::Random, Scores, None),
         // As many tokens, experts and choices as a block takes, and one more.
