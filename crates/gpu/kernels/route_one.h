@@ -55,18 +55,23 @@ template <u32 THREADS> DEV void route_single(const RouteParams& p, bool is_paddi
     logits[tid()] = p.logits[known];
     shared_barrier();
     scores.logits = logits;
-    // Each lane of an expert compares it with a part of the others.
+    // Each lane of an expert compares it with a part of the others, four at a time. Of equal ones, those before it are better:
+    // of its own four they are counted apart.
     u32 sharers_log = 0;
     while (1u << sharers_log < WARP_SIZE && p.n_experts << (sharers_log + 1) <= THREADS) sharers_log++;
     const u32 n_sharers = 1u << sharers_log, expert = tid() >> sharers_log, place = tid() & (n_sharers - 1);
-    const u32 order = orders[expert];
+    const u32 order = orders[expert], step = n_sharers * 4;
     u32 rank = 0;
-#pragma unroll 4
-    for (u32 first = place * 4; first < p.n_experts; first += n_sharers * 4) {
-        const u32x4 others = load16(orders + first);
+    u32x4 next = load16(orders + place * 4);
+    for (u32 first = place * 4; first < p.n_experts; first += step) {
+        const u32x4 others = next;
+        next = load16(orders + min_of(first + step, THREADS - 4));
+        const u32 least = first + 3 < expert ? order : order + 1;
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) rank += others[i] > order || (others[i] == order && first + i < expert);
+        for (u32 i = 0; i < 4; i++) rank += others[i] >= least;
     }
+#pragma unroll
+    for (u32 i = 0; i < 3; i++) rank += place == 0 && i < expert % 4 && orders[expert / 4 * 4 + i] == order;
     for (u32 mask = 1; mask < n_sharers; mask *= 2) rank += shuffle_xor(rank, mask);
     if (place == 0 && expert < p.n_experts && rank < p.n_used) chosen[rank] = expert;
     shared_barrier();
