@@ -44,7 +44,7 @@ DEV void put_choices(const RouteParams& p, Scores scores, const u32* chosen) {
     for (u32 kind = 0; kind < N_KINDS; kind++) store16(p.lists[kind].tiles + row, bits<u32x4>(tile));
 }
 
-// By all THREADS of a block, which has one for each expert. `is_padding`: whether the token has no experts.
+// By all THREADS of a block, at least one for each expert. `is_padding`: whether the token has no experts.
 template <u32 THREADS> DEV void route_single(const RouteParams& p, bool is_padding) {
     SHARED(u32, orders, THREADS);
     SHARED(float, logits, THREADS);
@@ -55,8 +55,8 @@ template <u32 THREADS> DEV void route_single(const RouteParams& p, bool is_paddi
     logits[tid()] = p.logits[known];
     shared_barrier();
     scores.logits = logits;
-    // Each lane of an expert compares it with a part of the others, four at a time. Of equal ones, those before it are better:
-    // of its own four they are counted apart.
+    // Each lane of an expert compares it with a part of the others, four at a time. An equal one is better if it comes first. In
+    // the expert's own four, such are counted after the loop.
     u32 sharers_log = 0;
     while (1u << sharers_log < WARP_SIZE && p.n_experts << (sharers_log + 1) <= THREADS) sharers_log++;
     const u32 n_sharers = 1u << sharers_log, expert = tid() >> sharers_log, place = tid() & (n_sharers - 1);

@@ -39,7 +39,7 @@ const CASE: Case = Case {
 };
 
 /// Widths that one turn of a block's threads covers, or two; of rows that waves share, or not. Numbers of experts that blocks
-/// fill or not, up to the most; the choice of more than 256 by launches of their own is another kernel's.
+/// fill or not, up to the most. Separate launches choose from more than 256 experts by a kernel that shares no code with this one.
 fn cases() -> [Case; 8] {
     [
         CASE,
