@@ -23,16 +23,15 @@ struct OwnFew {
     FIELDS(few, source, lanes_log, pad)
 };
 
-// Makes the activations of a row in shared memory of the launch, for weights of format T. All threads of a block of THREADS
-// must call it.
-template <typename T, u32 THREADS> DEV void own_acts(const Source& source, u32 row, Job& job) {
-    DYNAMIC_SHARED(u8, memory);
+// Makes the activations of a row at `memory`, which is shared: thread `thread` of THREADS, whole waves. The caller waits for the
+// others.
+template <typename T, u32 THREADS> DEV void put_acts(const Source& source, u32 row, u32 thread, u8* memory, Job& job) {
     const u32 width = job.w.n_in;
     const float* x = source.x + (u64)row * source.stride;
     job.x = memory;
     const auto make = [&](auto form, const ActsOut& acts) {
         for (u32 start = 0; start < width; start += THREADS * OCTET) {
-            const u32 at = start + tid() * OCTET;
+            const u32 at = start + thread * OCTET;
             form.put(acts, 0, at, width, source.aligned, load_octet(x, at, width, source.aligned));
         }
     };
@@ -44,5 +43,11 @@ template <typename T, u32 THREADS> DEV void own_acts(const Source& source, u32 r
         job.scales = scales, job.sums = sums;
         make(FormQ8<T::ACT_BLOCK>{}, {nullptr, (i8*)memory, scales, sums});
     }
+}
+
+// The same in shared memory of the launch. All threads of a block of THREADS must call it.
+template <typename T, u32 THREADS> DEV void own_acts(const Source& source, u32 row, Job& job) {
+    DYNAMIC_SHARED(u8, memory);
+    put_acts<T, THREADS>(source, row, tid(), memory, job);
     shared_barrier();
 }

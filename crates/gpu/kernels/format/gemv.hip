@@ -3,7 +3,7 @@
 //
 // The numbers in the names are the rows of w per wave and the maximum number of rows of activations, of a job or of a
 // tile. Equal products have equal bits in all kernels.
-#include "gemv.h"
+#include "gemv_summed.h"
 
 GEMV_KERNEL(gemv_1_1, Few, BLOCKS_ONE_ROW) { gemv<1, 1>(p); }
 GEMV_KERNEL(gemv_1_1_turns, Few, BLOCKS_ONE_ROW) { gemv<1, 1, true>(p); }
@@ -15,6 +15,7 @@ GEMV_KERNEL(gemv_2_8, Few, BLOCKS_ROWS) { gemv<2, 8>(p); }
 GEMV_KERNEL(gemv_tiled_2_1, Few, BLOCKS_ONE_ROW) { gemv_tiled<2, 1>(p); }
 GEMV_KERNEL(gemv_tiled_2_4, Few, BLOCKS_ROWS) { gemv_tiled<2, 4>(p); }
 GEMV_KERNEL(gemv_own_tiled_2, OwnFew, BLOCKS_ONE_ROW) { gemv_own_tiled<2>(p); }
+SUMMED_KERNEL(gemv_summed_8, SummedFew) { gemv_summed<FORMAT>(p); }
 
 GEMV_KERNEL(gemv_listed_1_1, Listed, BLOCKS_ONE_ROW) { gemv<1, 1>(p); }
 GEMV_KERNEL(gemv_listed_2_8, Listed, BLOCKS_ROWS) { gemv<2, 8>(p); }

@@ -8,6 +8,7 @@ mod channel_layer;
 mod chunks;
 mod elementwise;
 mod expand;
+mod expert_sum;
 mod formats;
 mod gemm;
 mod gemv;
@@ -49,6 +50,7 @@ pub use elementwise::{
     activate, add, add_gated, copy_part, gated_activation, scale, scale_rows, select_rows, soft_cap,
 };
 pub use expand::{HeadsMemory, LatentHeads, attend_to_heads};
+pub use expert_sum::ExpertSum;
 pub(crate) use formats::check_format;
 pub use gemm::{matmul, matmul_tiled};
 pub use gemv::{MAX_ROWS, matvec, matvec_gated};

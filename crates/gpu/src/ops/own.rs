@@ -45,6 +45,24 @@ layout!(OwnFew {
     pad
 });
 
+impl OwnFew {
+    /// `n_lanes` share a row of weights.
+    pub(super) fn new(
+        gpu: &Gpu,
+        few: Few,
+        x: &Acts<'_>,
+        source: &Source<'_>,
+        n_lanes: usize,
+    ) -> OwnFew {
+        OwnFew {
+            few,
+            source: RawSource::new(gpu, source, x.n_rows, x.width),
+            lanes_log: n_lanes.ilog2(),
+            pad: 0,
+        }
+    }
+}
+
 /// `Source` in own_acts.h.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -104,30 +122,27 @@ pub(super) fn launch(gpu: &Gpu, works: &[Work<'_>], source: &Source<'_>) -> Resu
             Some(experts.routing.tiles[0]),
         ),
     };
-    let Acts {
-        n_rows,
-        width,
-        form,
-        ..
-    } = first.x;
-    let bytes = match form {
-        ActFormat::F32 => width * size_of::<f32>(),
-        // Codes, a scale for each block, and sums of 16.
-        _ => width + width / form.block_len() * size_of::<f32>() + width / 16 * size_of::<i16>(),
-    };
-    let params = OwnFew {
-        few: Few::new(works, &raw, tiles),
-        source: RawSource::new(gpu, source, n_rows, width),
-        lanes_log: n_lanes.ilog2(),
-        pad: 0,
-    };
+    let few = Few::new(works, &raw, tiles);
+    let params = OwnFew::new(gpu, few, &first.x, source, n_lanes);
     gpu.launch(
         kernel,
         [n_tiles as u32, n_blocks, 1],
         THREADS,
-        bytes as u32,
+        acts_bytes(&first.x) as u32,
         &params,
     )
+}
+
+/// The bytes of a row of activations in shared memory: values; or codes, a scale for each block, and sums of 16.
+pub(super) fn acts_bytes(x: &Acts<'_>) -> usize {
+    match x.form {
+        ActFormat::F32 => x.width * size_of::<f32>(),
+        form => {
+            x.width
+                + x.width / form.block_len() * size_of::<f32>()
+                + x.width / 16 * size_of::<i16>()
+        }
+    }
 }
 
 /// Returns how many lanes share a row of weights: those of a wave, or of heads with short rows as many as it has chunks. On

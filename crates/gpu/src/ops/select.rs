@@ -13,7 +13,7 @@ use rocmforge_gguf::GgmlType;
 pub(crate) use self::gemv::gemv_choices;
 pub(super) use self::gemv::{
     GemvKernels, GemvWideKernels, Waves, gemv, listed_gemv, n_blocks, own_gemv, shared_bytes,
-    split, virtual_split,
+    split, summed_gemv, virtual_split,
 };
 use super::gemv::MAX_ROWS;
 use super::half;

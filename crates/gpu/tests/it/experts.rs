@@ -10,10 +10,10 @@ use crate::common::formats::for_each_format;
 use crate::common::mixture::{Choices, Logits, NONE, Step};
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::ops::{self, ExpertGated, ExpertProduct, SharedWeight};
+use rocmforge_gpu::ops::{self, ExpertGated, ExpertProduct, ExpertSum, SharedWeight};
 use rocmforge_gpu::{
-    ActFormat, Activation, Acts, ActsBuffer, Buffer, Event, ExpertMatrices, Gpu, Matrix, Source,
-    SourceRows, Trace,
+    ActFormat, Activation, Acts, ActsBuffer, Buffer, Event, ExpertMatrices, Gpu, Matrix, OutMode,
+    Source, SourceRows, Trace,
 };
 use rocmforge_plan::Weighed;
 use rocmforge_plan::{ExpertStack, act_format};
@@ -404,7 +404,7 @@ fn products_of_their_own_activations() {
                     }
                 };
                 own.source = Some(Source { x, rows });
-                let run = |acts: &Acts<'_>, gated: bool| {
+                let run = |gpu: &Gpu, acts: &Acts<'_>, gated: bool| {
                     let [out, beside] = [0; 2].map(|_| gpu.alloc::<f32>(max_rows * n_out).unwrap());
                     let (out, beside) = (out.as_slice::<f32>(), beside.as_slice::<f32>());
                     if gated {
@@ -413,20 +413,97 @@ fn products_of_their_own_activations() {
                             activation: JOINING[0],
                             out,
                         };
-                        ops::expert_gated_products(&gpu, acts, &routing, &gated, beside).unwrap();
+                        ops::expert_gated_products(gpu, acts, &routing, &gated, beside).unwrap();
                     } else {
                         let product = gate.product_of_rows();
-                        ops::expert_products(&gpu, acts, &routing, &product, out).unwrap();
+                        ops::expert_products(gpu, acts, &routing, &product, out).unwrap();
                     }
                     gpu.read(out).unwrap()
                 };
                 for gated in [false, true] {
-                    let expected = run(&made, gated);
-                    let found = any_order(|| run(&own, gated));
+                    let expected = run(&gpu, &made, gated);
+                    let found = any_order(|| run(&gpu, &own, gated));
                     assert!(expected.iter().any(|x| *x != 0.0));
                     let what = common::name(&gpu);
                     assert_eq!(found, expected, "{what} {} {rows:?} {gated}", ty.name());
                 }
+            }
+        }
+    }
+}
+
+/// Experts and those of a token, values of a row, and outputs: rows of less than a chunk for each lane and of several, more
+/// choices than waves, and fewer, where waves share an expert.
+const SUMS: [([usize; 2], [usize; 2]); 5] = [
+    ([9, 8], [768, 20]),
+    ([5, 3], [512, 33]),
+    ([40, 21], [256, 7]),
+    ([2, 1], [1280, 70]),
+    ([6, 4], [256, 8]),
+];
+
+for_each_format!(sums_of_own_activations);
+
+/// The sum of one token's experts that is computed with their products has the bits of one that is computed apart.
+fn sums_of_own_activations(ty: GgmlType) {
+    let f = GgmlType::COMPUTED.iter().position(|format| *format == ty);
+    let f = f.unwrap();
+    for gpu in common::gpus_of(ty) {
+        // Rows have no sums of several waves; of so few, floats would.
+        let gpu = gpu.with_variants("splits=off".parse().unwrap());
+        for (i, &([n_experts, n_used], [n_in, n_out])) in SUMS.iter().enumerate() {
+            let random = &mut Random((f * SUMS.len() + i) as u64);
+            let mut step = Step::new([1, n_experts, n_used], Logits::Random, random);
+            let is_padding = i + 1 == SUMS.len();
+            if is_padding {
+                step.seq_of_row[0] = NONE;
+            }
+            let is_shared = (f + i) % 2 == 0;
+            if is_shared {
+                step = step.with_shared(SharedWeight::One);
+            }
+            let mut experts = Experts::new(&gpu, ty, [step.n_experts, n_out, n_in], random);
+            experts = match (is_shared, (f + i) % 3) {
+                (true, _) => experts.with_last_apart(&gpu),
+                (false, 0) => experts.with_biases(&gpu, random),
+                (false, 1) => experts.with_scales(&gpu, random),
+                (false, _) => experts.with_biases(&gpu, random).with_scales(&gpu, random),
+            };
+            let (n_rows, buffer) = (step.n_used, step.route(&gpu));
+            let (routing, product) = (buffer.of(1), experts.product_of_rows());
+            let x = gpu.upload(&random.values(n_rows * n_in)).unwrap();
+            let made = ActsBuffer::new(&gpu, act_format(ty), n_rows, n_in).unwrap();
+            let made = made.rows(n_rows);
+            ops::quantize(&gpu, x.as_slice(), &made).unwrap();
+            let unmade = ActsBuffer::new(&gpu, act_format(ty), n_rows, n_in).unwrap();
+            let mut own = unmade.rows(n_rows);
+            own.source = Some(Source {
+                x: x.as_slice(),
+                rows: SourceRows::Each,
+            });
+            let before = random.values(n_out);
+            let what = format!("{} {} {:?}", common::name(&gpu), ty.name(), SUMS[i]);
+            for weighed in [Weighed::Outputs, Weighed::Inputs] {
+                let choices = (&routing, weighed);
+                let products = gpu.alloc::<f32>(n_rows * n_out).unwrap();
+                let apart = gpu.upload(&before).unwrap();
+                ops::expert_products(&gpu, &made, &routing, &product, products.as_slice()).unwrap();
+                let to = apart.as_slice();
+                ops::combine_experts(&gpu, products.as_slice(), choices, OutMode::Add, to).unwrap();
+                let expected = gpu.read(apart.as_slice::<u32>()).unwrap();
+                let found = any_order(|| {
+                    let sum = gpu.upload(&before).unwrap();
+                    let out = [products.as_slice(), sum.as_slice()];
+                    let at_once = ExpertSum::new(&gpu, &own, choices, &product, out);
+                    let at_once = at_once.unwrap().expect("one launch computes them");
+                    let kernels = common::kernels(&gpu, || at_once.launch(&gpu));
+                    assert_eq!(kernels, ["gemv_summed_8"], "{what}");
+                    gpu.read(sum.as_slice::<u32>()).unwrap()
+                });
+                assert_eq!(found, expected, "{what} {weighed:?}");
+                let before = before.iter().map(|x| x.to_bits());
+                let is_changed = expected.into_iter().ne(before);
+                assert_eq!(is_changed, !is_padding, "{what}");
             }
         }
     }

@@ -44,16 +44,10 @@ pub(crate) enum Stage {
     AttendToHeads { first: usize, ops: AttendToHeadsOps },
     /// Gate and up projections of MoE experts, and the gated activation.
     ExpertGate { first: usize, ops: ExpertGateOps },
-    /// The weighted sum of the experts' outputs, added to `out`, and maybe the norm of the result.
-    CombineAdd {
-        first: usize,
-        x: BufferId,
-        routing: (RoutingId, Weighed),
-        /// Holds the sum in the unfused plan; this stage does not write it.
-        sum_unwritten: BufferId,
-        out: BufferId,
-        norm: Option<NormAfter>,
-    },
+    /// The weighed sum of the experts' outputs, added, and maybe the norm of the result.
+    CombineAdd { first: usize, ops: CombineAddOps },
+    /// The products of experts, by index, and [`Stage::CombineAdd`] of them, whose `x` this stage may leave undefined.
+    ExpertSum { first: usize, ops: CombineAddOps },
     /// The factors of linear attention, the convolution before it, and the norms of queries and keys.
     LinearInputs { first: usize, ops: LinearInputsOps },
     /// Linear attention with the norm and gate after it. The operations run one by one if a sequence has several rows.
@@ -117,6 +111,30 @@ pub(crate) struct NormAfter {
     pub(crate) n_ops: usize,
 }
 
+/// The operands of [`Stage::CombineAdd`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct CombineAddOps {
+    pub(crate) x: BufferId,
+    pub(crate) routing: (RoutingId, Weighed),
+    /// Holds the sum in the unfused plan; this stage does not write it.
+    pub(crate) sum_unwritten: BufferId,
+    pub(crate) out: BufferId,
+    pub(crate) norm: Option<NormAfter>,
+}
+
+impl CombineAddOps {
+    fn n_ops(&self) -> usize {
+        2 + self.norm.map_or(0, |norm| norm.n_ops)
+    }
+
+    /// The buffer that stays undefined, if any.
+    fn undefined(&self) -> Option<BufferId> {
+        // The normalized values may be where the sum was.
+        let is_written = self.norm.and_then(|norm| norm.normed) == Some(self.sum_unwritten);
+        (!is_written).then_some(self.sum_unwritten)
+    }
+}
+
 /// The operands of [`Stage::RopeKv`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct RopeKvOps {
@@ -174,9 +192,8 @@ impl Stage {
             Stage::LatentQueries { first, .. } => first..first + heads::LATENT_QUERIES,
             Stage::AttendToHeads { first, ops } => first..ops.attention + 4,
             Stage::ExpertGate { first, .. } => first..first + 3,
-            Stage::CombineAdd { first, norm, .. } => {
-                first..first + 2 + norm.map_or(0, |norm| norm.n_ops)
-            }
+            Stage::CombineAdd { first, ops } => first..first + ops.n_ops(),
+            Stage::ExpertSum { first, ops } => first..first + 1 + ops.n_ops(),
             Stage::LinearInputs { first, ops } => first..first + ops.n_ops,
             Stage::LinearDecode { first, ops } => first..first + ops.n_ops(),
             Stage::ChannelDecode { first, ops } => first..first + ops.n_ops,
@@ -221,19 +238,8 @@ impl Stage {
                 ]
             }
             Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
-            Stage::CombineAdd {
-                sum_unwritten,
-                norm,
-                ..
-            } => {
-                // The normalized values may be where the sum was.
-                let is_written = norm.and_then(|norm| norm.normed) == Some(sum_unwritten);
-                if is_written {
-                    vec![]
-                } else {
-                    vec![sum_unwritten]
-                }
-            }
+            Stage::CombineAdd { ops, .. } => ops.undefined().into_iter().collect(),
+            Stage::ExpertSum { ops, .. } => ops.undefined().into_iter().chain([ops.x]).collect(),
             Stage::LinearInputs { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
             Stage::LinearDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
             Stage::ChannelDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
@@ -295,7 +301,14 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Seg
                 .or_else(|| norm_quantize(plan, weights, range.clone()))
                 .or_else(|| gated_quantize(plan, range.clone()))
                 .or_else(|| expert_gate(plan, range.clone()))
-                .or_else(|| combine_add(plan, weights, range.clone()))
+                .or_else(|| {
+                    let ops = combine_add(plan, weights, range.clone())?;
+                    Some(Stage::CombineAdd { first: at, ops })
+                })
+                .or_else(|| {
+                    let ops = expert_sum(plan, weights, range.clone())?;
+                    Some(Stage::ExpertSum { first: at, ops })
+                })
                 .or_else(|| {
                     let ops = linear::inputs(plan, weights, range.clone())?;
                     Some(Stage::LinearInputs { first: at, ops })
@@ -555,8 +568,8 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     (is_one && meet && apart && dead == [true; 2]).then_some(Stage::ExpertGate { first, ops })
 }
 
-/// Matches the weighted sum of the experts' outputs when its only use is an addition, with the norm of the result.
-fn combine_add(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<Stage> {
+/// Matches the weighed sum of the experts' outputs when its only use is an addition, with the norm of the result.
+fn combine_add(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<CombineAddOps> {
     let (first, after) = (range.start, range.start + 2..range.end);
     let &[
         Op::CombineExperts {
@@ -573,14 +586,25 @@ fn combine_add(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<St
     };
     let rest = &plan.ops[first + 2..];
     let is_only_added = added == sum && out != sum && out != x;
-    (is_only_added && is_dead(rest, sum, plan.logits)).then_some(Stage::CombineAdd {
-        first,
+    (is_only_added && is_dead(rest, sum, plan.logits)).then_some(CombineAddOps {
         x,
         routing: (routing, weighed),
         sum_unwritten: sum,
         out,
         norm: norm_after(plan, weights, after, out),
     })
+}
+
+/// Matches products of experts whose only use is their weighed sum, with what [`combine_add`] matches.
+fn expert_sum(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<CombineAddOps> {
+    let &Op::ExpertMatMul { routing, out, .. } = plan.ops[range.clone()].first()? else {
+        return None;
+    };
+    let ops = combine_add(plan, weights, range.start + 1..range.end)?;
+    let rest = &plan.ops[range.start + 2..];
+    let is_only_summed =
+        (ops.x, ops.routing.0) == (out, routing) && is_dead(rest, out, plan.logits);
+    is_only_summed.then_some(ops)
 }
 
 /// Matches the norm of `x` and its conversion.

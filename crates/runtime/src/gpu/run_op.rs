@@ -1,15 +1,15 @@
 //! Launches the GPU kernels of each operation of a plan.
 
 use rocmforge_gpu::ops::{
-    self, ChannelFactors, ChannelInput, Conv, ConvPart, ExpertGated, ExpertProduct, Gated,
-    GroupNorm, HeadFactors, HeadNorms, LatentHeads, LatentRopeKv, Product, Queries, RopeKv,
-    Rotation, Scores, SelectiveWeights,
+    self, ChannelFactors, ChannelInput, Conv, ConvPart, ExpertGated, ExpertProduct, ExpertSum,
+    Gated, GroupNorm, HeadFactors, HeadNorms, LatentHeads, LatentRopeKv, Product, Queries, RopeKv,
+    Rotation, Routing, Scores, SelectiveWeights,
 };
 use rocmforge_gpu::{Acts, Gpu, GpuError, KvLayer, OutMode, Slice, Source};
 
 use super::compile::{
-    AfterHeads, AttendToHeadsOps, ChannelDecodeOps, ConvSiluOps, ExpertGateOps, GatedQuantizeOps,
-    HeadProductsOps, LatentQueriesOps, LinearDecodeOps, LinearInputsOps, NormAfter,
+    AfterHeads, AttendToHeadsOps, ChannelDecodeOps, CombineAddOps, ConvSiluOps, ExpertGateOps,
+    GatedQuantizeOps, HeadProductsOps, LatentQueriesOps, LinearDecodeOps, LinearInputsOps,
     NormQuantizeOps, NormsOps, OwnConversion, RopeKvOps, RouterOps, RowNorm, SelectiveDecodeOps,
     Stage,
 };
@@ -50,16 +50,8 @@ impl<'a> Launcher<'a> {
             }
             Stage::AttendToHeads { ops, .. } => self.attend_to_heads(ops),
             Stage::ExpertGate { ops, .. } => self.expert_gate(ops, None),
-            Stage::CombineAdd {
-                x,
-                routing,
-                out,
-                norm,
-                ..
-            } => match norm {
-                Some(norm) => self.combine_and_norm(*x, *routing, *out, norm),
-                None => self.combine(*x, *routing, OutMode::Add, *out),
-            },
+            Stage::CombineAdd { ops, .. } => self.combine_add(ops),
+            Stage::ExpertSum { first, ops } => self.expert_sum(&self.plan.ops[*first], ops),
             Stage::LinearInputs { ops, .. } => self.linear_inputs(ops),
             Stage::LinearDecode { ops, .. } if self.has_one_row_each() => self.linear_decode(ops),
             Stage::ChannelDecode { ops, .. } if self.has_one_row_each() => self.channel_decode(ops),
@@ -526,19 +518,9 @@ impl<'a> Launcher<'a> {
                 };
                 ops::quantize_experts(gpu, x, (&routing, weighed), &out)
             }
-            Op::ExpertMatMul {
-                x,
-                routing,
-                weight,
-                scales,
-                bias,
-                stack,
-                shared,
-                out,
-            } => {
-                let (x, routing) = (self.acts(x), memory.routing(routing, self.shape));
-                let experts = self.experts((Linear { weight, bias }, stack), (scales, shared));
-                ops::expert_products(gpu, &x, &routing, &experts, self.buffer(out))
+            Op::ExpertMatMul { .. } => {
+                let (x, routing, product, out) = self.expert_product(op);
+                ops::expert_products(gpu, &x, &routing, &product, out)
             }
             Op::CombineExperts {
                 x,
@@ -548,6 +530,29 @@ impl<'a> Launcher<'a> {
             } => self.combine(x, (routing, weighed), OutMode::Store, out),
             _ => unreachable!("{} is not an expert operation", op.name()),
         }
+    }
+
+    /// The operands of [`Op::ExpertMatMul`].
+    fn expert_product(
+        &self,
+        op: &Op,
+    ) -> (Acts<'a>, Routing<'a>, ExpertProduct<'a>, Slice<'a, f32>) {
+        let &Op::ExpertMatMul {
+            x,
+            routing,
+            weight,
+            scales,
+            bias,
+            stack,
+            shared,
+            out,
+        } = op
+        else {
+            unreachable!("{} is not a product of experts", op.name());
+        };
+        let product = self.experts((Linear { weight, bias }, stack), (scales, shared));
+        let routing = self.memory.routing(routing, self.shape);
+        (self.acts(x), routing, product, self.buffer(out))
     }
 
     /// Multiplies heads with matrices of their own.
@@ -699,25 +704,42 @@ impl<'a> Launcher<'a> {
         ops::combine_experts(self.gpu, x, (&routing, weighed), mode, out)
     }
 
-    /// Adds the weighted sum of the experts' outputs, and normalizes the result.
-    fn combine_and_norm(
-        &self,
-        x: BufferId,
-        (routing, weighed): (RoutingId, Weighed),
-        sum: BufferId,
-        norm: &NormAfter,
-    ) -> Result<(), GpuError> {
+    /// Adds the weighted sum of the experts' outputs, and maybe normalizes the result.
+    fn combine_add(&self, combine: &CombineAddOps) -> Result<(), GpuError> {
+        let Some(norm) = combine.norm else {
+            return self.combine(combine.x, combine.routing, OutMode::Add, combine.out);
+        };
+        let (routing, weighed) = combine.routing;
         let routing = self.memory.routing(routing, self.shape);
         let normed = norm.normed.map(|id| self.buffer(id));
         let out = self.memory.acts(norm.out, self.shape);
         ops::combine_and_norm(
             self.gpu,
-            self.buffer(x),
+            self.buffer(combine.x),
             (&routing, weighed),
-            self.buffer(sum),
+            self.buffer(combine.out),
             (self.weights.vector(norm.weight), norm.eps),
             (normed, &out),
         )
+    }
+
+    /// Computes products of experts, adds their weighted sum, and maybe normalizes the result.
+    fn expert_sum(&self, product: &Op, combine: &CombineAddOps) -> Result<(), GpuError> {
+        let gpu = self.gpu;
+        let (x, routing, product, out) = self.expert_product(product);
+        let sum = self.buffer(combine.out);
+        let experts = (&routing, combine.routing.1);
+        if let Some(at_once) = ExpertSum::new(gpu, &x, experts, &product, [out, sum])? {
+            at_once.launch(gpu)?;
+            return combine.norm.map_or(Ok(()), |norm| {
+                let (weight, eps) = (self.weights.vector(norm.weight), norm.eps);
+                let normed = norm.normed.map(|id| self.buffer(id));
+                let to = self.memory.acts(norm.out, self.shape);
+                ops::rms_norm_quantize(gpu, sum, weight, eps, normed, &to)
+            });
+        }
+        ops::expert_products(gpu, &x, &routing, &product, out)?;
+        self.combine_add(combine)
     }
 
     fn rotation(&self, table: RopeId, style: RopeStyle, start: usize) -> Rotation<'a> {

@@ -2,6 +2,7 @@
 
 use rocmforge_gguf::GgmlType;
 
+use super::super::expert_sum::SummedFew;
 use super::super::formats::{n_chunks, warp_size};
 use super::super::gemv::THREADS;
 use super::super::half;
@@ -31,6 +32,7 @@ kernels! {
         gemv_tiled_2_1: Few,
         gemv_tiled_2_4: Few,
         gemv_own_tiled_2: OwnFew,
+        gemv_summed_8: SummedFew,
     }
 }
 
@@ -93,6 +95,11 @@ pub(in crate::ops) fn own_gemv<'k>(
 ) -> Result<Gemv<'k, OwnFew>, GpuError> {
     let kernels = gpu.kernels().gemv.of(work.matrix.ty)?;
     Ok((&kernels.gemv_own_tiled_2, of_pairs(work)))
+}
+
+/// Returns the kernel for the products of a single token with the matrices of its experts, and their sum.
+pub(in crate::ops) fn summed_gemv(gpu: &Gpu, ty: GgmlType) -> Result<&Kernel<SummedFew>, GpuError> {
+    Ok(&gpu.kernels().gemv.of(ty)?.gemv_summed_8)
 }
 
 /// Waves that take a row of both gate and up, or two rows.
