@@ -323,7 +323,7 @@ template <typename T> DEV void skip_values(Job& job, u64 n) {
 
 // The job of a block of a tile.
 template <u32 ROWS> DEV Job job_of_tile(const Few& p, const ExpertTile& tile) {
-    Job job = job_of<ROWS == 2>(p, bid_y());
+    Job job = job_of<(ROWS > 1)>(p, bid_y());
     job.w.data = matrix_of(tile.expert, job.w.data, p.expert_bytes, p.n_stacked, p.shared);
     job.up = matrix_of(tile.expert, job.up, p.expert_bytes, p.n_stacked, p.up_shared);
     if (job.bias) job.bias += tile.expert * job.w.n_out;

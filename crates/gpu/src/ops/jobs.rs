@@ -315,10 +315,14 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Weight rows that one row of activations meets.
+    /// Matrices that the activations of a token meet.
+    pub(super) fn n_matrices(&self) -> usize {
+        self.experts.map_or(1, |experts| experts.routing.n_used)
+    }
+
+    /// Weight rows that the activations of a token meet.
     pub(super) fn n_outputs(&self) -> usize {
-        let n_used = self.experts.map_or(1, |experts| experts.routing.n_used);
-        self.matrix.n_out * n_used
+        self.matrix.n_out * self.n_matrices()
     }
 }
 

@@ -32,6 +32,7 @@ kernels! {
         gemv_tiled_2_1: Few,
         gemv_tiled_2_4: Few,
         gemv_own_tiled_2: OwnFew,
+        gemv_own_tiled_4: OwnFew,
         gemv_summed_8: SummedFew,
     }
 }
@@ -94,7 +95,17 @@ pub(in crate::ops) fn own_gemv<'k>(
     work: &Work<'_>,
 ) -> Result<Gemv<'k, OwnFew>, GpuError> {
     let kernels = gpu.kernels().gemv.of(work.matrix.ty)?;
-    Ok((&kernels.gemv_own_tiled_2, of_pairs(work)))
+    let (pairs, split) = (of_pairs(work), virtual_split(gpu, work));
+    // Waves with twice as many rows need more registers. They are faster where all processors have a turn less, and a lane of
+    // each has two chunks of its rows under way (H200).
+    let n_blocks = work.n_matrices() * n_blocks(gpu, &work.matrix, split, pairs);
+    let at_once = gpu.n_concurrent_blocks(&kernels.gemv_own_tiled_2, (THREADS, 0))?;
+    let saves_turns = n_chunks_of_lane(gpu, &work.matrix, split) > 1 && n_blocks > at_once;
+    let is_large = saves_turns && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
+    Ok(match work.up.is_some() && is_large {
+        true => (&kernels.gemv_own_tiled_4, waves_of(work, 4)),
+        false => (&kernels.gemv_own_tiled_2, pairs),
+    })
 }
 
 /// Returns the kernel for the products of a single token with the matrices of its experts, and their sum.
