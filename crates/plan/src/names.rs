@@ -14,7 +14,11 @@ pub fn of_merged(ops: &[Op]) -> Option<&'static str> {
     } else if has(|op| matches!(op, Op::CausalConv { .. })) {
         "linear_inputs"
     } else if has(|op| matches!(op, Op::ExpertMatMul { .. })) {
-        "expert_gate"
+        if has(|op| matches!(op, Op::CombineExperts { .. })) {
+            "expert_sum"
+        } else {
+            "expert_gate"
+        }
     } else if has(|op| matches!(op, Op::Route { .. })) {
         "router"
     } else if has(|op| matches!(op, Op::HeadMatMul { .. })) {
@@ -109,7 +113,8 @@ fn role(tensor: &str) -> &str {
 mod tests {
     use super::*;
     use crate::{
-        Activation, ConvForm, ExpertScores, ExpertWeights, Router, RoutingId, Scores, Weighed,
+        Activation, ConvForm, ExpertScores, ExpertStack, ExpertWeights, Router, RoutingId, Scores,
+        Weighed,
     };
 
     #[test]
@@ -209,6 +214,20 @@ mod tests {
             x: BufferId(1),
             out: BufferId(2),
         };
+        let down = Op::ExpertMatMul {
+            x: ActsId(0),
+            routing: RoutingId(0),
+            weight: WeightId(0),
+            scales: None,
+            bias: None,
+            stack: ExpertStack::whole(2),
+            shared: None,
+            out: BufferId(0),
+        };
+        assert_eq!(
+            of_merged(&[down, sum.clone(), add.clone()]),
+            Some("expert_sum")
+        );
         assert_eq!(of_merged(&[sum, add]), Some("combine_experts"));
         assert_eq!(of_merged(&[gate.clone(), gate]), Some("rope_kv"));
     }
