@@ -1,6 +1,6 @@
 // What a kernel may read before begin() besides weights: what a kernel before its predecessor wrote, since each waits for the one
 // before it. Such are words of a step (a kernel runs between begin_step and each that reads them early), a router's choices
-// (rows are converted after them), and states of former steps. Loads bypass the L1 cache, which may hold older values.
+// (the next kernel waits for them), and states of former steps. Loads bypass the L1 cache, which may hold older values.
 #pragma once
 #include "gpu.h"
 

@@ -2,12 +2,11 @@
 //
 //     out[o] += sum_k weight[k] * (scale[e] * sum_i x[k, i] * w[e, o, i] + bias[e, o])        e = the expert of choice k
 //
-// A wave takes SUMMED_ROWS rows of an expert's matrix at a time. It loads the first weights before the kernel begins: the router
-// has ended, because another kernel read its choices. Then it converts the expert's activations for itself. The bits are those
-// of gemv_own_tiled and combine.
+// A block has SUMMED_ROWS outputs. Its waves take experts in turn. A wave loads the first weights of its first expert before the
+// kernel begins: the router has ended, because the kernel before waited for it. Then it converts the expert's activations for
+// itself. The bits are those of gemv_own_tiled and combine.
 //
-// Blocks of SUMMED_WAVES waves, each with n_groups * SUMMED_ROWS outputs. If there are few choices, there are several groups, so
-// that all waves have rows. Dynamic shared memory: `wave_bytes` for the activations of each wave.
+// Dynamic shared memory: `wave_bytes` for the activations of each of SUMMED_WAVES waves.
 #pragma once
 #include "early.h"
 #include "gemv.h"
@@ -15,7 +14,7 @@
 
 constexpr u32 SUMMED_WAVES = 8, SUMMED_ROWS = 8;
 constexpr u32 SUMMED_THREADS = SUMMED_WAVES * WARP_SIZE;
-// No fewer than SUMMED_WAVES.
+// Maximum of n_used.
 constexpr u32 SUMMED_CHOICES = 32;
 
 #if defined(GPU_NV)
@@ -24,18 +23,15 @@ constexpr u32 SUMMED_CHOICES = 32;
 #define SUMMED_KERNEL(NAME, PARAMS) KERNEL_THAT_BEGINS(NAME, PARAMS, SUMMED_THREADS)
 #endif
 
-// There is one product, whose `out` has the sums. Of its rows of weights, each is a wave's.
+// There is one product, whose `out` has the sums. One wave computes each row (split 1).
 struct SummedFew {
     OwnFew own;
     // The row and weight of each choice, best first. Null weights are ones.
     const u32* rows;
     const float* weights;
     u32 n_used;
-    // Several only if n_used * n_groups <= SUMMED_WAVES.
-    u32 n_groups;
     u32 wave_bytes;
-    u32 pad;
-    FIELDS(own, rows, weights, n_used, n_groups, wave_bytes, pad)
+    FIELDS(own, rows, weights, n_used, wave_bytes)
 };
 
 // Loads a chunk of each of SUMMED_ROWS rows from `first` on. Their addresses are computed anew each time: there are no registers
@@ -51,7 +47,7 @@ template <typename T> DEV void load_chunks(const Weights& w, u32 first, u32 chun
 }
 
 template <typename T> DEV void gemv_summed(const SummedFew& p) {
-    // Of each row and group, SUMMED_ROWS sums; and the row's expert.
+    // SUMMED_ROWS sums of each row of activations, and the row's expert.
     SHARED(float, part, SUMMED_CHOICES * SUMMED_ROWS);
     SHARED(u32, experts, SUMMED_CHOICES);
     // Of each choice.
@@ -60,8 +56,8 @@ template <typename T> DEV void gemv_summed(const SummedFew& p) {
     DYNAMIC_SHARED(u8, memory);
     const Few& few = p.own.few;
     const Product& product = few.products[0];
-    const u32 first_output = bid_x() * p.n_groups * SUMMED_ROWS, output = first_output + tid();
-    const bool has_output = tid() < p.n_groups * SUMMED_ROWS && output < product.w.n_out;
+    const u32 first_output = bid_x() * SUMMED_ROWS, output = first_output + tid();
+    const bool has_output = tid() < SUMMED_ROWS && output < product.w.n_out;
     const u32 w = uniform(wave()), n = div_up(product.w.n_in, T::CHUNK), choice = min_of(tid(), p.n_used - 1);
     u8* own = memory + w * p.wave_bytes;
     float before = 0.0f;
@@ -73,16 +69,13 @@ template <typename T> DEV void gemv_summed(const SummedFew& p) {
         if (tid() < p.n_used) rows[choice] = row, weights[choice] = weight;
     };
 
-    const u32 n_tasks = p.n_used * p.n_groups;
-    if (w >= n_tasks) start();
-    for (u32 task = w; task < n_tasks; task += SUMMED_WAVES) {
-        u32 group = 0, tile = task;
-        while (tile >= p.n_used) tile -= p.n_used, group++;
+    if (w >= p.n_used) start();
+    for (u32 tile = w; tile < p.n_used; tile += SUMMED_WAVES) {
         const u32x4 words = early16(few.tiles + tile);
-        const u32 expert = uniform(words[0]), row = uniform(words[1]);
+        const u32 expert = uniform(words[0]), row = words[1];
         // A padding row has no experts.
         if (expert == NO_EXPERT) {
-            if (task == w) start();
+            if (tile == w) start();
             continue;
         }
         Job job = job_of_tile<1>(few, {expert, row, 1, 0});
@@ -91,9 +84,9 @@ template <typename T> DEV void gemv_summed(const SummedFew& p) {
             const bool valid = base + lane() < n;
             const u32 chunk = valid ? base + lane() : n - 1, x_row = 0;
             T chunks[SUMMED_ROWS];
-            load_chunks(job.w, first_output + group * SUMMED_ROWS, chunk, chunks);
+            load_chunks(job.w, first_output, chunk, chunks);
             if (base == 0) {
-                if (task == w) start();
+                if (tile == w) start();
                 put_acts<T, WARP_SIZE>(p.own.source, row, lane(), own, job);
                 wave_barrier(own, p.wave_bytes);
             }
@@ -101,25 +94,26 @@ template <typename T> DEV void gemv_summed(const SummedFew& p) {
                 add_float_products<T, true>(job, chunks, &x_row, product.w.n_in, chunk, valid, AllRows{}, acc);
             else add_products<T, true>(job, chunks, &x_row, product.w.n_in, chunk, valid, AllRows{}, acc);
         }
-        const u32 place = group * p.n_used + row;
-        put_sums(part + place * SUMMED_ROWS, acc);
-        if (lane() == 0) experts[place] = expert;
+        put_sums(part + row * SUMMED_ROWS, acc);
+        if (lane() == 0) experts[row] = expert;
         // The wave's next activations are in the same place.
         wave_barrier(own, p.wave_bytes);
     }
     shared_barrier();
 
     if (!has_output) return;
-    const u32 of_group = tid() / SUMMED_ROWS * p.n_used, in_row = tid() % SUMMED_ROWS;
     const u32 n_rows = rows[0] == NO_ROW ? 0 : p.n_used;
+    float* own_part = part + tid();
+    if (few.expert_scales || product.bias) {
+        for (u32 row = 0; row < n_rows; row++) {
+            float value = own_part[row * SUMMED_ROWS];
+            if (few.expert_scales) value = mul_rounded(value, few.expert_scales[experts[row]]);
+            if (product.bias) value += product.bias[experts[row] * product.w.n_out + output];
+            own_part[row * SUMMED_ROWS] = value;
+        }
+    }
     float sum = 0.0f;
 #pragma unroll 4
-    for (u32 k = 0; k < n_rows; k++) {
-        const u32 place = of_group + rows[k];
-        float value = part[place * SUMMED_ROWS + in_row];
-        if (few.expert_scales) value *= few.expert_scales[experts[place]];
-        if (product.bias) value += product.bias[experts[place] * product.w.n_out + output];
-        sum = fma(value, weights[k], sum);
-    }
+    for (u32 k = 0; k < n_rows; k++) sum = fma(own_part[rows[k] * SUMMED_ROWS], weights[k], sum);
     product.out[output] = sum + before;
 }

@@ -483,7 +483,7 @@ test_cases! {
     gemma4_moe("gemma4_moe", 5, [2, 0]),
 }
 
-/// Counts the launches of fused operations: the norms of query and key heads, both rotations and the append
+/// Counts the passes of fused operations: the norms of query and key heads, both rotations and the append
 /// (`n_together` operations per layer); in mixture-of-experts layers also gate, up and activation, the products of
 /// experts with their sum and its addition, and the router with the norm before it (`n_of_experts` launches fewer per such layer),
 /// and the norm of the next layer (`n_with_next` launches fewer per such layer but the last). Gate and up are converted with them.

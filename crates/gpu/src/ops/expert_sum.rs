@@ -17,13 +17,10 @@ const ROWS: usize = 8;
 const MAX_CHOICES: usize = 32;
 
 /// Dynamic shared memory that every GPU has beside what the kernel declares.
-const MAX_SHARED_BYTES: usize = 48 << 10;
+const MAX_SHARED_BYTES: usize = 40 << 10;
 
 /// Rows of weights are padded to a multiple of this many values.
 const UNIT: usize = 32;
-
-/// So many blocks keep a compute unit busy.
-const BLOCKS_OF_UNIT: usize = 2;
 
 /// `SummedFew` in gemv_summed.h.
 #[repr(C)]
@@ -33,9 +30,7 @@ pub(super) struct SummedFew {
     rows: Address,
     weights: Address,
     n_used: u32,
-    n_groups: u32,
     wave_bytes: u32,
-    pad: u32,
 }
 
 layout!(SummedFew {
@@ -43,9 +38,7 @@ layout!(SummedFew {
     rows,
     weights,
     n_used,
-    n_groups,
-    wave_bytes,
-    pad
+    wave_bytes
 });
 
 /// The products of one token with the matrices of its experts, whose weighted sum is added to a row.
@@ -59,8 +52,8 @@ pub struct ExpertSum<'a> {
 
 impl<'a> ExpertSum<'a> {
     /// Returns the products if one launch computes them and the sum. Their activations are converted by the products
-    /// ([`Acts::source`]), and `routing` was made before the kernel that wrote the source was launched. `products`
-    /// [n_choices, n_out] stays as it is, `sum` is [n_out].
+    /// ([`Acts::source`]), which a kernel wrote that waited for `routing`. `products` [n_choices, n_out] stays as it is, `sum` is
+    /// [n_out].
     ///
     /// # Errors
     /// As [`products`](super::products).
@@ -97,7 +90,7 @@ impl<'a> ExpertSum<'a> {
         // A second turn of a few blocks takes longer than a launch for the sum (H200).
         let blocks = (threads(gpu), summed.shared_bytes() as u32);
         let at_once = gpu.n_concurrent_blocks(select::summed_gemv(gpu, ty)?, blocks)?;
-        Ok((n_blocks(n_out, 1) <= at_once).then_some(summed))
+        Ok((n_out.div_ceil(ROWS) <= at_once).then_some(summed))
     }
 
     /// Computes the products, and adds their sum, with the bits of [`expert_products`](super::expert_products) and
@@ -107,11 +100,6 @@ impl<'a> ExpertSum<'a> {
     /// As [`products`](super::products).
     pub fn launch(&self, gpu: &Gpu) -> Result<(), GpuError> {
         let (work, routing) = (&self.work, &self.routing);
-        let n_out = work.matrix.n_out;
-        // All waves should have rows, and all compute units blocks.
-        let enough = BLOCKS_OF_UNIT * gpu.n_compute_units() as usize;
-        let fills = |n_groups: &usize| n_blocks(n_out, *n_groups) >= enough;
-        let n_groups = (2..=WAVES / routing.n_used).rev().find(fills).unwrap_or(1);
         let product = Work {
             out: self.sum,
             ..*work
@@ -126,13 +114,11 @@ impl<'a> ExpertSum<'a> {
                 Weighed::Inputs => Address::NULL,
             },
             n_used: routing.n_used as u32,
-            n_groups: n_groups as u32,
             wave_bytes: self.wave_bytes() as u32,
-            pad: 0,
         };
         gpu.launch(
             select::summed_gemv(gpu, work.matrix.ty)?,
-            [n_blocks(n_out, n_groups) as u32, 1, 1],
+            [work.matrix.n_out.div_ceil(ROWS) as u32, 1, 1],
             threads(gpu),
             self.shared_bytes() as u32,
             &params,
@@ -147,10 +133,6 @@ impl<'a> ExpertSum<'a> {
     fn shared_bytes(&self) -> usize {
         WAVES * self.wave_bytes()
     }
-}
-
-fn n_blocks(n_out: usize, n_groups: usize) -> usize {
-    n_out.div_ceil(n_groups * ROWS)
 }
 
 fn threads(gpu: &Gpu) -> u32 {

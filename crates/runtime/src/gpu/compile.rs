@@ -44,7 +44,7 @@ pub(crate) enum Stage {
     AttendToHeads { first: usize, ops: AttendToHeadsOps },
     /// Gate and up projections of MoE experts, and the gated activation.
     ExpertGate { first: usize, ops: ExpertGateOps },
-    /// The weighed sum of the experts' outputs, added, and maybe the norm of the result.
+    /// The weighted sum of the experts' outputs, added, and maybe the norm of the result.
     CombineAdd { first: usize, ops: CombineAddOps },
     /// The products of experts, by index, and [`Stage::CombineAdd`] of them, whose `x` this stage may leave undefined.
     ExpertSum { first: usize, ops: CombineAddOps },
@@ -568,7 +568,7 @@ fn expert_gate(plan: &Plan, range: Range<usize>) -> Option<Stage> {
     (is_one && meet && apart && dead == [true; 2]).then_some(Stage::ExpertGate { first, ops })
 }
 
-/// Matches the weighed sum of the experts' outputs when its only use is an addition, with the norm of the result.
+/// Matches the weighted sum of the experts' outputs when its only use is an addition, with the norm of the result.
 fn combine_add(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<CombineAddOps> {
     let (first, after) = (range.start, range.start + 2..range.end);
     let &[
@@ -595,7 +595,7 @@ fn combine_add(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<Co
     })
 }
 
-/// Matches products of experts whose only use is their weighed sum, with what [`combine_add`] matches.
+/// Matches products of experts whose only use is their weighted sum, with what [`combine_add`] matches.
 fn expert_sum(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<CombineAddOps> {
     let &Op::ExpertMatMul { routing, out, .. } = plan.ops[range.clone()].first()? else {
         return None;
