@@ -29,6 +29,8 @@ constexpr u32 N_WAVES = THREADS / WARP_SIZE;
 #endif
 // For kernels of one row of activations: 64 registers per thread.
 constexpr u32 BLOCKS_ONE_ROW = 4;
+// For a row of activations with more rows of weights: 80 registers per thread.
+constexpr u32 BLOCKS_LONG_ROWS = 3;
 // For kernels of several rows: 128 registers per thread.
 constexpr u32 BLOCKS_ROWS = 2;
 

@@ -18,7 +18,7 @@ pub enum Variant {
     ProductsMatmul,
     /// GEMM of int8 codes where there are kernels for f16.
     ProductsCodes,
-    /// The smaller or the larger tiles of GEMM of codes; and waves of one token's gate and up that have fewer or more rows.
+    /// The smaller or the larger tiles of GEMM of codes. For a single token's experts, waves with fewer or more rows of weights.
     TilesSmall,
     TilesLarge,
     /// The widest tiles of GEMM in f16, for any number of rows from 33 on.

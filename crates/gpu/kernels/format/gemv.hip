@@ -15,7 +15,7 @@ GEMV_KERNEL(gemv_2_8, Few, BLOCKS_ROWS) { gemv<2, 8>(p); }
 GEMV_KERNEL(gemv_tiled_2_1, Few, BLOCKS_ONE_ROW) { gemv_tiled<2, 1>(p); }
 GEMV_KERNEL(gemv_tiled_2_4, Few, BLOCKS_ROWS) { gemv_tiled<2, 4>(p); }
 GEMV_KERNEL(gemv_own_tiled_2, OwnFew, BLOCKS_ONE_ROW) { gemv_own_tiled<2>(p); }
-GEMV_KERNEL(gemv_own_tiled_4, OwnFew, 3) { gemv_own_tiled<4>(p); }
+GEMV_KERNEL(gemv_own_tiled_4, OwnFew, BLOCKS_LONG_ROWS) { gemv_own_tiled<4>(p); }
 SUMMED_KERNEL(gemv_summed_8, SummedFew) { gemv_summed<FORMAT>(p); }
 
 GEMV_KERNEL(gemv_listed_1_1, Listed, BLOCKS_ONE_ROW) { gemv<1, 1>(p); }

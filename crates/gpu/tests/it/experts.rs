@@ -404,27 +404,34 @@ fn products_of_their_own_activations() {
                     }
                 };
                 own.source = Some(Source { x, rows });
-                let run = |gpu: &Gpu, acts: &Acts<'_>, gated: bool| {
+                let run = |gpu: &Gpu, acts: &Acts<'_>, gated: bool, kernel: Option<&str>| {
                     let [out, beside] = [0; 2].map(|_| gpu.alloc::<f32>(max_rows * n_out).unwrap());
                     let (out, beside) = (out.as_slice::<f32>(), beside.as_slice::<f32>());
-                    if gated {
+                    let kernels = common::kernels(gpu, || {
+                        if !gated {
+                            let product = gate.product_of_rows();
+                            return ops::expert_products(gpu, acts, &routing, &product, out);
+                        }
                         let gated = ExpertGated {
                             sides: [gate.product_of_rows(), up.product_of_rows()],
                             activation: JOINING[0],
                             out,
                         };
-                        ops::expert_gated_products(gpu, acts, &routing, &gated, beside).unwrap();
-                    } else {
-                        let product = gate.product_of_rows();
-                        ops::expert_products(gpu, acts, &routing, &product, out).unwrap();
-                    }
+                        ops::expert_gated_products(gpu, acts, &routing, &gated, beside)
+                    });
+                    let is_usual = |name: &&str| kernel.is_none_or(|kernel| *name == kernel);
+                    assert!(kernels.iter().all(is_usual), "{kernels:?}");
                     gpu.read(out).unwrap()
                 };
                 for gated in [false, true] {
-                    let expected = run(&gpu, &made, gated);
+                    let expected = run(&gpu, &made, gated, None);
                     assert!(expected.iter().any(|x| *x != 0.0));
-                    for gpu in common::with_variants(&gpu, &["tiles=large"]) {
-                        let found = any_order(|| run(&gpu, &own, gated));
+                    for (variants, kernel) in [
+                        ("tiles=small", "gemv_own_tiled_2"),
+                        ("tiles=large", "gemv_own_tiled_4"),
+                    ] {
+                        let gpu = gpu.with_variants(variants.parse().unwrap());
+                        let found = any_order(|| run(&gpu, &own, gated, Some(kernel)));
                         let what = common::name(&gpu);
                         assert_eq!(found, expected, "{what} {} {rows:?} {gated}", ty.name());
                     }
@@ -434,12 +441,12 @@ fn products_of_their_own_activations() {
     }
 }
 
-/// Experts and those of a token, values of a row, and outputs: rows of less than a chunk for each lane and of several, more
-/// choices than waves, and fewer, where waves share an expert.
+/// Experts and those of a token, values of a row, and outputs: rows of less than a chunk for each lane and of several; as many
+/// choices as waves, more and fewer.
 const SUMS: [([usize; 2], [usize; 2]); 5] = [
     ([9, 8], [768, 20]),
     ([5, 3], [512, 33]),
-    ([40, 21], [256, 7]),
+    ([40, 31], [256, 7]),
     ([2, 1], [1280, 70]),
     ([6, 4], [256, 8]),
 ];
@@ -507,6 +514,36 @@ fn sums_of_own_activations(ty: GgmlType) {
                 let is_changed = expected.into_iter().ne(before);
                 assert_eq!(is_changed, !is_padding, "{what}");
             }
+        }
+    }
+}
+
+/// Sums that one launch does not compute: of too many choices, of rows that shared memory has no room for, and of several waves.
+#[test]
+fn sums_of_other_shapes_are_apart() {
+    for gpu in common::gpus() {
+        for (ty, n_used, n_in) in [
+            (GgmlType::Q8_0, 33, 64),
+            (GgmlType::F32, 2, 1536),
+            (GgmlType::Q8_0, 2, 4096),
+        ] {
+            let random = &mut Random(5);
+            let (n_experts, n_out) = (n_used + 1, 4);
+            let step = Step::new([1, n_experts, n_used], Logits::Random, random);
+            let experts = Experts::new(&gpu, ty, [n_experts, n_out, n_in], random);
+            let buffer = step.route(&gpu);
+            let x = gpu.alloc::<f32>(n_used * n_in).unwrap();
+            let acts = ActsBuffer::new(&gpu, act_format(ty), n_used, n_in).unwrap();
+            let mut own = acts.rows(n_used);
+            own.source = Some(Source {
+                x: x.as_slice(),
+                rows: SourceRows::Each,
+            });
+            let [products, sum] = [n_used * n_out, n_out].map(|n| gpu.alloc::<f32>(n).unwrap());
+            let (routing, product) = (buffer.of(1), experts.product_of_rows());
+            let out = [products.as_slice(), sum.as_slice()];
+            let at_once = ExpertSum::new(&gpu, &own, (&routing, Weighed::Outputs), &product, out);
+            assert!(at_once.unwrap().is_none(), "{} {n_used}", ty.name());
         }
     }
 }

@@ -95,15 +95,26 @@ pub(in crate::ops) fn own_gemv<'k>(
     work: &Work<'_>,
 ) -> Result<Gemv<'k, OwnFew>, GpuError> {
     let kernels = gpu.kernels().gemv.of(work.matrix.ty)?;
-    let (pairs, split) = (of_pairs(work), virtual_split(gpu, work));
-    // Waves with twice as many rows need more registers. They are faster where all processors have a turn less, and a lane of
-    // each has two chunks of its rows under way (H200).
-    let n_blocks = work.n_matrices() * n_blocks(gpu, &work.matrix, split, pairs);
-    let at_once = gpu.n_concurrent_blocks(&kernels.gemv_own_tiled_2, (THREADS, 0))?;
-    let saves_turns = n_chunks_of_lane(gpu, &work.matrix, split) > 1 && n_blocks > at_once;
-    let is_large = saves_turns && !gpu.takes(Variant::TilesSmall) || gpu.takes(Variant::TilesLarge);
-    Ok(match work.up.is_some() && is_large {
-        true => (&kernels.gemv_own_tiled_4, waves_of(work, 4)),
+    let (pairs, four) = (of_pairs(work), waves_of(work, 4));
+    let split = virtual_split(gpu, work);
+    // Waves with twice as many rows are faster where the blocks take fewer turns, and a lane has several chunks of a row: then
+    // twice as many loads are under way (H200).
+    let n_turns = |kernel, waves| {
+        let n_blocks = work.n_matrices() * n_blocks(gpu, &work.matrix, split, waves);
+        let at_once = gpu.n_concurrent_blocks(kernel, (THREADS, 0))?;
+        Ok::<usize, GpuError>(n_blocks.div_ceil(at_once))
+    };
+    let takes_four = if gpu.takes(Variant::TilesLarge) {
+        true
+    } else {
+        half::has_kernels(gpu, work.matrix.ty)
+            && !gpu.takes(Variant::TilesSmall)
+            && n_chunks_of_lane(gpu, &work.matrix, split) > 1
+            && n_turns(&kernels.gemv_own_tiled_4, four)?
+                < n_turns(&kernels.gemv_own_tiled_2, pairs)?
+    };
+    Ok(match takes_four {
+        true => (&kernels.gemv_own_tiled_4, four),
         false => (&kernels.gemv_own_tiled_2, pairs),
     })
 }
