@@ -79,6 +79,7 @@ template <typename T> DEV void gemv_summed(const SummedFew& p) {
             continue;
         }
         Job job = job_of_tile<1>(few, {expert, row, 1, 0});
+        place_acts<T>(own, job);
         float acc[SUMMED_ROWS][1] = {};
         for (u32 base = 0; base < n; base += WARP_SIZE) {
             const bool valid = base + lane() < n;
@@ -87,7 +88,7 @@ template <typename T> DEV void gemv_summed(const SummedFew& p) {
             load_chunks(job.w, first_output, chunk, chunks);
             if (base == 0) {
                 if (tile == w) start();
-                put_acts<T, WARP_SIZE>(p.own.source, row, lane(), own, job);
+                put_acts<T, WARP_SIZE>(p.own.source, row, lane(), job);
                 wave_barrier(own, p.wave_bytes);
             }
             if constexpr (T::FLOAT)

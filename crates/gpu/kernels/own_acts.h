@@ -23,31 +23,34 @@ struct OwnFew {
     FIELDS(few, source, lanes_log, pad)
 };
 
-// Makes the activations of a row at `memory`, which is shared: thread `thread` of THREADS, whole waves. The caller waits for the
-// others.
-template <typename T, u32 THREADS> DEV void put_acts(const Source& source, u32 row, u32 thread, u8* memory, Job& job) {
+// Lets a job read activations at `memory`, which is shared.
+template <typename T> DEV void place_acts(u8* memory, Job& job) {
+    const u32 width = job.w.n_in;
+    job.x = memory;
+    if constexpr (!T::FLOAT) {
+        float* scales = (float*)(memory + width);
+        job.scales = scales, job.sums = (i16*)(scales + width / T::ACT_BLOCK);
+    }
+}
+
+// Makes the activations of a row there: thread `thread` of THREADS, whole waves. The caller waits for the others.
+template <typename T, u32 THREADS> DEV void put_acts(const Source& source, u32 row, u32 thread, const Job& job) {
     const u32 width = job.w.n_in;
     const float* x = source.x + (u64)row * source.stride;
-    job.x = memory;
     const auto make = [&](auto form, const ActsOut& acts) {
         for (u32 start = 0; start < width; start += THREADS * OCTET) {
             const u32 at = start + thread * OCTET;
             form.put(acts, 0, at, width, source.aligned, load_octet(x, at, width, source.aligned));
         }
     };
-    if constexpr (T::FLOAT) {
-        make(FormF32{}, {(float*)memory, nullptr, nullptr, nullptr});
-    } else {
-        float* scales = (float*)(memory + width);
-        i16* sums = (i16*)(scales + width / T::ACT_BLOCK);
-        job.scales = scales, job.sums = sums;
-        make(FormQ8<T::ACT_BLOCK>{}, {nullptr, (i8*)memory, scales, sums});
-    }
+    if constexpr (T::FLOAT) make(FormF32{}, {(float*)job.x, nullptr, nullptr, nullptr});
+    else make(FormQ8<T::ACT_BLOCK>{}, {nullptr, (i8*)job.x, (float*)job.scales, (i16*)job.sums});
 }
 
-// The same in shared memory of the launch. All threads of a block of THREADS must call it.
+// Makes them in shared memory of the launch. All threads of a block of THREADS must call it.
 template <typename T, u32 THREADS> DEV void own_acts(const Source& source, u32 row, Job& job) {
     DYNAMIC_SHARED(u8, memory);
-    put_acts<T, THREADS>(source, row, tid(), memory, job);
+    place_acts<T>(memory, job);
+    put_acts<T, THREADS>(source, row, tid(), job);
     shared_barrier();
 }

@@ -478,15 +478,15 @@ test_cases! {
     gemma3("gemma3", 5, [0, 0]),
     llama("llama", 3, [0, 0]),
     olmo2("olmo2", 3, [0, 0]),
-    mixtral("mixtral", 3, [7, 1]),
+    mixtral("mixtral", 3, [6, 1]),
     // Gate and up are in one tensor, and the sum of the experts has a norm.
     gemma4_moe("gemma4_moe", 5, [2, 0]),
 }
 
-/// Counts the passes of fused operations: the norms of query and key heads, both rotations and the append
-/// (`n_together` operations per layer); in mixture-of-experts layers also gate, up and activation, the products of
-/// experts with their sum and its addition, and the router with the norm before it (`n_of_experts` launches fewer per such layer),
-/// and the norm of the next layer (`n_with_next` launches fewer per such layer but the last). Gate and up are converted with them.
+/// Counts the launches of fused operations: the norms of query and key heads, both rotations and the append
+/// (`n_together` operations per layer); in mixture-of-experts layers also gate, up and activation, the sum of the experts
+/// and its addition, and the router with the norm before it (`n_of_experts` launches fewer per such layer), and
+/// the norm of the next layer (`n_with_next` launches fewer per such layer but the last). Gate and up are converted with them.
 fn fused_operations_share_a_launch(
     name: &str,
     n_together: usize,

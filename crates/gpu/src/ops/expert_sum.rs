@@ -2,12 +2,11 @@
 
 use super::formats::warp_size;
 use super::jobs::{ExpertProduct, Few, RawProduct, Work};
-use super::own::{OwnFew, acts_bytes};
+use super::own::{OwnFew, SummedFew, acts_bytes};
 use super::routing::{Routing, Weighed};
 use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernel::layout;
 use crate::memory::{Address, Slice};
 use crate::operands::{Acts, Matrix, Source, SourceRows};
 
@@ -21,25 +20,6 @@ const MAX_SHARED_BYTES: usize = 40 << 10;
 
 /// Rows of weights are padded to a multiple of this many values.
 const UNIT: usize = 32;
-
-/// `SummedFew` in gemv_summed.h.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct SummedFew {
-    own: OwnFew,
-    rows: Address,
-    weights: Address,
-    n_used: u32,
-    wave_bytes: u32,
-}
-
-layout!(SummedFew {
-    own,
-    rows,
-    weights,
-    n_used,
-    wave_bytes
-});
 
 /// The products of one token with the matrices of its experts, whose weighted sum is added to a row.
 pub struct ExpertSum<'a> {

@@ -63,6 +63,25 @@ impl OwnFew {
     }
 }
 
+/// `SummedFew` in gemv_summed.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct SummedFew {
+    pub(super) own: OwnFew,
+    pub(super) rows: Address,
+    pub(super) weights: Address,
+    pub(super) n_used: u32,
+    pub(super) wave_bytes: u32,
+}
+
+layout!(SummedFew {
+    own,
+    rows,
+    weights,
+    n_used,
+    wave_bytes
+});
+
 /// `Source` in own_acts.h.
 #[repr(C)]
 #[derive(Clone, Copy)]

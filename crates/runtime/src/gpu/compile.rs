@@ -46,8 +46,6 @@ pub(crate) enum Stage {
     ExpertGate { first: usize, ops: ExpertGateOps },
     /// The weighted sum of the experts' outputs, added, and maybe the norm of the result.
     CombineAdd { first: usize, ops: CombineAddOps },
-    /// The products of experts, by index, and [`Stage::CombineAdd`] of them, whose `x` this stage may leave undefined.
-    ExpertSum { first: usize, ops: CombineAddOps },
     /// The factors of linear attention, the convolution before it, and the norms of queries and keys.
     LinearInputs { first: usize, ops: LinearInputsOps },
     /// Linear attention with the norm and gate after it. The operations run one by one if a sequence has several rows.
@@ -193,7 +191,6 @@ impl Stage {
             Stage::AttendToHeads { first, ops } => first..ops.attention + 4,
             Stage::ExpertGate { first, .. } => first..first + 3,
             Stage::CombineAdd { first, ops } => first..first + ops.n_ops(),
-            Stage::ExpertSum { first, ops } => first..first + 1 + ops.n_ops(),
             Stage::LinearInputs { first, ops } => first..first + ops.n_ops,
             Stage::LinearDecode { first, ops } => first..first + ops.n_ops(),
             Stage::ChannelDecode { first, ops } => first..first + ops.n_ops,
@@ -239,7 +236,6 @@ impl Stage {
             }
             Stage::ExpertGate { ops, .. } => ops.unwritten.to_vec(),
             Stage::CombineAdd { ops, .. } => ops.undefined().into_iter().collect(),
-            Stage::ExpertSum { ops, .. } => ops.undefined().into_iter().chain([ops.x]).collect(),
             Stage::LinearInputs { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
             Stage::LinearDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
             Stage::ChannelDecode { ops, .. } => ops.unwritten.into_iter().flatten().collect(),
@@ -262,6 +258,8 @@ pub(crate) struct Segment {
     /// Conversions that run with the stage before, attention, or gate and up of experts, whose result nothing else reads: their
     /// operations and what they write, in order. Those of experts run so in steps whose products do not convert.
     pub(crate) joined: Vec<(usize, ActsId)>,
+    /// Products of experts, by operation and in order, that run with their sum, the stage after, where products convert.
+    pub(crate) summed: Vec<usize>,
 }
 
 /// Returns the heads of latent attention, if all layers that have it have the same.
@@ -306,10 +304,6 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Seg
                     Some(Stage::CombineAdd { first: at, ops })
                 })
                 .or_else(|| {
-                    let ops = expert_sum(plan, weights, range.clone())?;
-                    Some(Stage::ExpertSum { first: at, ops })
-                })
-                .or_else(|| {
                     let ops = linear::inputs(plan, weights, range.clone())?;
                     Some(Stage::LinearInputs { first: at, ops })
                 })
@@ -343,6 +337,9 @@ pub(crate) fn segments(part: &PlanPart, weights: &Weights, gpu: &Gpu) -> Vec<Seg
             stages_to_heads: to_heads(part, &stages),
             joined: { stages.windows(2) }
                 .filter_map(|pair| joined(part, &pair[0], &pair[1]))
+                .collect(),
+            summed: { stages.windows(2) }
+                .filter_map(|pair| summed(part, &pair[0], &pair[1]))
                 .collect(),
             own: own::conversions(plan, &stages)
                 .into_iter()
@@ -595,16 +592,19 @@ fn combine_add(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<Co
     })
 }
 
-/// Matches products of experts whose only use is their weighted sum, with what [`combine_add`] matches.
-fn expert_sum(plan: &Plan, weights: &Weights, range: Range<usize>) -> Option<CombineAddOps> {
-    let &Op::ExpertMatMul { routing, out, .. } = plan.ops[range.clone()].first()? else {
+/// Returns the operation of the products of experts, if nothing but the sum in the next stage reads them.
+fn summed(part: &PlanPart, first: &Stage, next: &Stage) -> Option<usize> {
+    let (&Stage::One(index), Stage::CombineAdd { ops, .. }) = (first, next) else {
         return None;
     };
-    let ops = combine_add(plan, weights, range.start + 1..range.end)?;
-    let rest = &plan.ops[range.start + 2..];
-    let is_only_summed =
-        (ops.x, ops.routing.0) == (out, routing) && is_dead(rest, out, plan.logits);
-    is_only_summed.then_some(ops)
+    let plan = &part.plan;
+    let &Op::ExpertMatMul { routing, out, .. } = &plan.ops[index] else {
+        return None;
+    };
+    let is_only_summed = (ops.x, ops.routing.0) == (out, routing)
+        && is_dead(&plan.ops[index + 2..], out, plan.logits)
+        && part.exporters.range(first.ops()).next().is_none();
+    is_only_summed.then_some(index)
 }
 
 /// Matches the norm of `x` and its conversion.

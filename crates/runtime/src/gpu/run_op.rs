@@ -51,7 +51,6 @@ impl<'a> Launcher<'a> {
             Stage::AttendToHeads { ops, .. } => self.attend_to_heads(ops),
             Stage::ExpertGate { ops, .. } => self.expert_gate(ops, None),
             Stage::CombineAdd { ops, .. } => self.combine_add(ops),
-            Stage::ExpertSum { first, ops } => self.expert_sum(&self.plan.ops[*first], ops),
             Stage::LinearInputs { ops, .. } => self.linear_inputs(ops),
             Stage::LinearDecode { ops, .. } if self.has_one_row_each() => self.linear_decode(ops),
             Stage::ChannelDecode { ops, .. } if self.has_one_row_each() => self.channel_decode(ops),
@@ -724,7 +723,7 @@ impl<'a> Launcher<'a> {
     }
 
     /// Computes products of experts, adds their weighted sum, and maybe normalizes the result.
-    fn expert_sum(&self, product: &Op, combine: &CombineAddOps) -> Result<(), GpuError> {
+    pub(crate) fn expert_sum(&self, product: &Op, combine: &CombineAddOps) -> Result<(), GpuError> {
         let gpu = self.gpu;
         let (x, routing, product, out) = self.expert_product(product);
         let sum = self.buffer(combine.out);

@@ -186,15 +186,23 @@ impl GpuBackend {
         stage: &Stage,
         shape: &StepShape,
     ) -> Result<(), GpuError> {
+        self.converting_launcher(segment, stage, shape).run(stage)
+    }
+
+    /// A launcher that lets the products of a stage convert their activations where they can.
+    fn converting_launcher<'a>(
+        &'a self,
+        segment: &Segment,
+        stage: &Stage,
+        shape: &'a StepShape,
+    ) -> Launcher<'a> {
         let launcher = self.launcher(shape);
         let found = segment
             .own
             .binary_search_by_key(&stage.ops().start, |own| own.products);
         match found {
-            Ok(at) if GpuBackend::products_convert(shape) => {
-                launcher.with_source(&segment.own[at]).run(stage)
-            }
-            _ => launcher.run(stage),
+            Ok(at) if GpuBackend::products_convert(shape) => launcher.with_source(&segment.own[at]),
+            _ => launcher,
         }
     }
 
@@ -206,8 +214,11 @@ impl GpuBackend {
         GpuBackend::products_convert(shape) && found.is_ok()
     }
 
-    /// Whether a stage is followed by a conversion that runs with it.
+    /// Whether a stage is followed by a conversion, or products by their sum, that run with it.
     fn is_joined(segment: &Segment, stage: &Stage, next: &Stage, shape: &StepShape) -> bool {
+        if segment.summed.binary_search(&stage.ops().start).is_ok() {
+            return GpuBackend::products_convert(shape);
+        }
         let key = next.ops().start;
         let found = segment.joined.binary_search_by_key(&key, |joined| joined.0);
         let is_apart = match stage {
@@ -217,15 +228,19 @@ impl GpuBackend {
         found.is_ok() && !is_apart
     }
 
-    /// Queues attention, or gate and up of experts, with the conversion of the result.
+    /// Queues attention, or gate and up of experts, with the conversion of the result; or products of experts with their sum.
     fn run_joined(
         &self,
         segment: &Segment,
         stage: &Stage,
-        conversion: &Stage,
+        next: &Stage,
         shape: &StepShape,
     ) -> Result<(), GpuError> {
-        let key = conversion.ops().start;
+        if let Stage::CombineAdd { ops, .. } = next {
+            let launcher = self.converting_launcher(segment, stage, shape);
+            return launcher.expert_sum(&self.plan.ops[stage.ops().start], ops);
+        }
+        let key = next.ops().start;
         let found = segment.joined.binary_search_by_key(&key, |joined| joined.0);
         let (_, out) = segment.joined[found.expect("the conversion is joined")];
         let launcher = self.launcher(shape);

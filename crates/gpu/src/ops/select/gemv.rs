@@ -2,12 +2,11 @@
 
 use rocmforge_gguf::GgmlType;
 
-use super::super::expert_sum::SummedFew;
 use super::super::formats::{n_chunks, warp_size};
 use super::super::gemv::THREADS;
 use super::super::half;
 use super::super::jobs::{FEW, Few, Listed, Work};
-use super::super::own::OwnFew;
+use super::super::own::{OwnFew, SummedFew};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, kernels};
