@@ -559,7 +559,9 @@ pub fn combine_experts(
     gpu.launch(kernel, grid, ROW_THREADS as u32, 0, &params)
 }
 
-/// [`combine_experts`] that adds to `sum`, then [`rms_norm_quantize`](super::rms_norm_quantize) of it.
+/// [`combine_experts`] that adds to `sum`, then [`rms_norm_quantize`](super::rms_norm_quantize) of it. One launch has a block
+/// for each token. If the device does not run all of them at once, two launches take less time: 18 instead of 30 us for 512
+/// tokens of qwen3-30b-a3b (H200).
 ///
 /// # Panics
 /// As both.
@@ -571,10 +573,14 @@ pub fn combine_and_norm(
     norm: (Slice<'_, f32>, f32),
     (normed, out): (Option<Slice<'_, f32>>, &Acts<'_>),
 ) -> Result<(), GpuError> {
-    let (weight, eps) = norm;
-    if experts.0.n_tokens == 0 || !is_of_block(gpu, weight.len()) {
+    let apart = || {
+        let (weight, eps) = norm;
         combine_experts(gpu, x, experts, OutMode::Add, sum)?;
-        return rms_norm_quantize(gpu, sum, weight, eps, normed, out);
+        rms_norm_quantize(gpu, sum, weight, eps, normed, out)
+    };
+    let n_tokens = experts.0.n_tokens;
+    if n_tokens == 0 || !is_of_block(gpu, norm.0.len()) {
+        return apart();
     }
     let params = CombineNormParams {
         combine: CombineParams::new(gpu, x, experts, OutMode::Add, sum),
@@ -589,6 +595,9 @@ pub fn combine_and_norm(
         ActFormat::Q8x32 => &kernels.combine_norm_q8x32,
         ActFormat::Q8x256 => &kernels.combine_norm_q8x256,
     };
+    if n_tokens > gpu.n_concurrent_blocks(kernel, (BLOCK_THREADS, 0))? {
+        return apart();
+    }
     gpu.launch(kernel, [out.n_rows as u32, 1, 1], BLOCK_THREADS, 0, &params)
 }
 
