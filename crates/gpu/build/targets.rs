@@ -12,10 +12,11 @@ use std::path::Path;
 )]
 mod kfd;
 
-/// One target for each set of instructions that the sources distinguish, and the CPU emulator for tests. gfx1151 is not
-/// among them: its sources preprocess to those of gfx1100.
+/// One target for each set of instructions that the sources distinguish, and the CPU emulator for tests: those of models
+/// find [`UNCHECKED`] first, those of kernels take the others. gfx1151 is not among them: its sources preprocess to those
+/// of gfx1100.
 const CI: &[&str] = &[
-    "gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_90a", "host",
+    "gfx1030", "gfx1100", "gfx1201", "gfx90a", "gfx942", "sm_80", "sm_90a", UNCHECKED, "host",
 ];
 
 /// Every GPU that there are kernels for, for releases.
@@ -27,6 +28,9 @@ const ALL: &[&str] = &[
 
 /// PTX that every supported NVIDIA GPU, and every Hopper, takes.
 const NVIDIA: &[&str] = &["sm_80", "sm_90a"];
+
+/// The emulated host-gfx10 without checks of memory accesses. In its place, `host` has that with them, for tests of models, too.
+const UNCHECKED: &str = "host-quick";
 
 const HOST: &[&str] = &[
     "host-gfx10",
@@ -65,9 +69,12 @@ pub(crate) fn expand(list: &str) -> Result<Vec<String>, String> {
                 vec![name]
             };
             for name in names {
-                if !ALL.contains(&name.as_str()) && !HOST.contains(&name.as_str()) {
+                let is_known = [ALL, HOST, &[UNCHECKED]]
+                    .iter()
+                    .any(|names| names.contains(&name.as_str()));
+                if !is_known {
                     return Err(format!(
-                        "ROCMFORGE_GPU_TARGETS has {name}, which is none of native, ci, all, host, {}, {}",
+                        "ROCMFORGE_GPU_TARGETS has {name}, which is none of native, ci, all, host, {}, {UNCHECKED}, {}",
                         HOST.join(", "),
                         ALL.join(", ")
                     ));
@@ -108,6 +115,10 @@ pub(crate) fn arguments(target: &str) -> Vec<String> {
     let mut args = owned(&common);
     let mut add = |more: &[&str]| args.extend(owned(more));
     if let Some(persona) = target.strip_prefix("host-") {
+        let persona = match target {
+            UNCHECKED => "gfx10",
+            _ => persona,
+        };
         add(&[
             "-x",
             "c++",
@@ -119,11 +130,13 @@ pub(crate) fn arguments(target: &str) -> Vec<String> {
             "-shared",
             "-lm",
         ]);
-        // What the compiler puts before each load and store for its thread sanitizer is answered by host_memory.h. It
-        // knows no access of more than 16 bytes.
-        add(&["-fsanitize=thread", "-mprefer-vector-width=128"]);
-        add(&["-mllvm", "-tsan-instrument-func-entry-exit=0"]);
-        add(&["-mllvm", "-tsan-instrument-atomics=0"]);
+        if target != UNCHECKED {
+            // What the compiler puts before each load and store for its thread sanitizer is answered by host_memory.h. It
+            // knows no access of more than 16 bytes.
+            add(&["-fsanitize=thread", "-mprefer-vector-width=128"]);
+            add(&["-mllvm", "-tsan-instrument-func-entry-exit=0"]);
+            add(&["-mllvm", "-tsan-instrument-atomics=0"]);
+        }
         // Unrolling serves registers, of which emulated kernels have none; without it they compile in half the time.
         add(&["-mllvm", "-pragma-unroll-threshold=100"]);
         add(&[

@@ -314,7 +314,7 @@ impl Gpu {
         Some(ranges.begin(name))
     }
 
-    /// Opens the CPU emulator as a GPU with the matrix units of `persona`: `gfx10`, `gfx11`, `gfx12`, `cdna` or `nv`.
+    /// Opens the CPU emulator as the GPU that [`Persona::name`] calls `persona`.
     pub fn host(persona: &str) -> Result<Gpu, GpuError> {
         let target = format!("host-{persona}");
         let Some(known) = Persona::ALL.into_iter().find(|p| p.name() == persona) else {

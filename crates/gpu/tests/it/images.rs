@@ -18,6 +18,7 @@ fn ci_builds_every_target() {
         "gfx942",
         "sm_80",
         "sm_90a",
+        "host-quick",
         "host-gfx10",
         "host-gfx11",
         "host-gfx12",

@@ -12,15 +12,15 @@ use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{Event, Gpu, GpuError, Persona, Trace, Variants, images, set_host_seed};
 use zerocopy::{Immutable, IntoBytes};
 
-/// Every device of this run: the emulated GPUs that this build has kernels for, or the device that
+/// Every device of this run: the emulated GPUs with checks that this build has kernels for, or the device that
 /// `ROCMFORGE_TEST_DEVICE` names (`cuda:0`).
 pub(crate) fn all_gpus() -> Vec<Gpu> {
     if let Ok(name) = std::env::var("ROCMFORGE_TEST_DEVICE") {
         let id = name.parse().expect("ROCMFORGE_TEST_DEVICE is a device");
         return vec![Gpu::open(id).unwrap_or_else(|error| panic!("{name}: {error}"))];
     }
-    let personas = Persona::ALL.iter();
-    let gpus: Vec<Gpu> = personas
+    let checked = Persona::ALL.iter().filter(|&&p| p != Persona::Quick);
+    let gpus: Vec<Gpu> = checked
         .filter_map(|persona| Gpu::host(persona.name()).ok())
         .collect();
     if gpus.is_empty() {
@@ -61,7 +61,8 @@ pub(crate) fn has_format(gpu: &Gpu, ty: GgmlType) -> bool {
     built.any(|image| image.target == gpu.target() && image.module == module)
 }
 
-/// The devices of [`gpus`] for which the build has the kernels of a weight format.
+/// The devices of [`gpus`] for which the build has the kernels of a weight format, and the emulated GPU without checks if
+/// the one with the same kernels lacks them.
 pub(crate) fn gpus_of(ty: GgmlType) -> impl Iterator<Item = Gpu> {
     let all = all_gpus();
     assert!(
@@ -69,7 +70,13 @@ pub(crate) fn gpus_of(ty: GgmlType) -> impl Iterator<Item = Gpu> {
         "no device has kernels for {}",
         ty.name()
     );
-    gpus().filter(move |gpu| has_format(gpu, ty))
+    let has = |gpu: &Gpu| has_format(gpu, ty);
+    let gfx10 = all.iter().find(|gpu| gpu.target() == "host-gfx10");
+    let quick = match gfx10.is_some_and(|gpu| !has(gpu)) {
+        true => Gpu::host(Persona::Quick.name()).ok().filter(has),
+        false => None,
+    };
+    gpus().filter(move |gpu| has_format(gpu, ty)).chain(quick)
 }
 
 /// Whether all modules that `tested` has loaded are the same images for `gpu`.
