@@ -15,10 +15,9 @@ const SAMPLED: &[&str] = &[
 /// The emulated GPU that tests of models find first, which has no matrix units, and one with them.
 const WITH_ALL_FORMATS: &[&str] = &["host-quick", "host-nv"];
 
-/// The GPU for which, beside the emulated ones, CI compiles all types of the KV cache. How each type is read is the same
-/// everywhere.
-const WITH_ALL_CACHES: &str = "gfx1100";
-const CACHES: &[&str] = &["F16", "Q8_0"];
+/// The GPUs for which CI compiles attention in all types of the KV cache. How each type is read is the same everywhere.
+const WITH_ALL_CACHES: &[&str] = &["gfx1100", "host-quick", "host-nv"];
+const CACHES: &[&str] = &["F16", "Q8_0", "Q4_0"];
 
 /// The older GPUs of each kind, whose modules differ from newer ones in the same places. CI compiles this type of the
 /// cache for them.
@@ -29,25 +28,22 @@ const CACHED_ON_OLDER: &str = "F16";
 const OLDER_WITH_FEW: &[&str] = &["gfx90a", "sm_80"];
 const FEW: &[&str] = &["F32", "F16", "Q8_0", "Q4_K"];
 
-/// Modules of the KV cache.
-const OF_CACHE: &[&str] = &[
-    "attention_decode",
-    "attention_prefill",
-    "rope_kv",
-    "kv_move",
-];
+/// Modules of the KV cache: those of attention, and others.
+const ATTENTION: &[&str] = &["attention_decode", "attention_prefill"];
+const OF_CACHE: &[&str] = &["rope_kv", "kv_move"];
 
 /// Whether CI leaves a module out for a target.
 pub(crate) fn is_left_out(module: &Module, target: &str) -> bool {
     let Some((name, value)) = module.name.split_once('.') else {
         return false;
     };
-    if OF_CACHE.contains(&name) {
-        let has_all = target == WITH_ALL_CACHES || is_emulated(target);
-        return match OLDER.contains(&target) {
-            true => value != CACHED_ON_OLDER,
-            false => !has_all && !CACHES.contains(&value),
-        };
+    let is_attention = ATTENTION.contains(&name);
+    if is_attention || OF_CACHE.contains(&name) {
+        if OLDER.contains(&target) {
+            return value != CACHED_ON_OLDER;
+        }
+        let has_all = WITH_ALL_CACHES.contains(&target) || !is_attention && is_emulated(target);
+        return !has_all && !CACHES.contains(&value);
     }
     if OLDER_WITH_FEW.contains(&target) {
         return !FEW.contains(&value);

@@ -444,6 +444,7 @@ fn check_on(name: &str, case: &Case, chosen: fn(&Gpu) -> bool) {
         .collect();
     let case_name = format!("{name} {}", case.types.name());
     let gpus = common::gpus_from(case_name.bytes().map(usize::from).sum());
+    let gpus = gpus.filter(|gpu| common::has_attention(gpu, case.types));
     let with_others = gpus.enumerate().flat_map(|(i, gpu)| {
         let has_all = i == 0 || common::repeats().is_some();
         common::with_variants(&gpu, if has_all { &others } else { &[] })
@@ -753,7 +754,7 @@ fn heads_per_block_do_not_change_bits() {
             let case = Case::new(n_heads, n_kv_heads, dim, &[(75, 1), (0, 1), (150, 1)]).of(types);
             let data = Data::new(&case);
             let most = (n_heads / n_kv_heads).next_power_of_two();
-            for gpu in common::gpus() {
+            for gpu in common::gpus().filter(|gpu| common::has_attention(gpu, types)) {
                 let orders = orders(&gpu, types, dim);
                 assert_eq!(orders[1], orders[2], "two heads and four");
                 let usual = kernels(&gpu, &data, &case);
@@ -911,7 +912,10 @@ fn reads_every_code_exactly() {
     for gpu in common::gpus_with(&VARIANTS) {
         let both = KvTypes::of(KvType::F16, KvType::Q8_0).expect("it is built");
         let types = [KvType::Q8_0.into(), KvType::F8E4M3.into(), both];
-        for (types, n_heads) in types.into_iter().flat_map(|ty| [(ty, 4), (ty, 8)]) {
+        let built = types
+            .into_iter()
+            .filter(|&types| common::has_attention(&gpu, types));
+        for (types, n_heads) in built.flat_map(|ty| [(ty, 4), (ty, 8)]) {
             let ty = types.values();
             let mut case = Case::new(n_heads, 4, 64, &[(0, 1), (9, 1), (18, 1)]).of(types);
             case.n_padding = 0;
@@ -962,7 +966,8 @@ fn reads_every_code_exactly() {
 #[test]
 fn nan_and_infinity_propagate() {
     for gpu in common::gpus_with(&VARIANTS) {
-        for &types in KvTypes::ALL {
+        let types = KvTypes::ALL.iter().copied();
+        for types in types.filter(|&types| common::has_attention(&gpu, types)) {
             let case = Case::new(2, 1, 64, &[(20, 1), (20, 1)]).of(types);
             for of_keys in [true, false] {
                 let mut data = Data::new(&case);

@@ -9,7 +9,9 @@ pub(crate) mod values;
 pub(crate) mod weights;
 
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::{Event, Gpu, GpuError, Persona, Trace, Variants, images, set_host_seed};
+use rocmforge_gpu::{
+    Event, Gpu, GpuError, KvTypes, Persona, Trace, Variants, images, set_host_seed,
+};
 use zerocopy::{Immutable, IntoBytes};
 
 /// Every device of this run: the emulated GPUs with checks that this build has kernels for, or the device that
@@ -20,9 +22,12 @@ pub(crate) fn all_gpus() -> Vec<Gpu> {
         return vec![Gpu::open(id).unwrap_or_else(|error| panic!("{name}: {error}"))];
     }
     let checked = Persona::ALL.iter().filter(|&&p| p != Persona::Quick);
-    let gpus: Vec<Gpu> = checked
+    let mut gpus: Vec<Gpu> = checked
         .filter_map(|persona| Gpu::host(persona.name()).ok())
         .collect();
+    // Those that the build has most modules for come first: `gpus` would leave out what only later ones have.
+    let n_modules = |gpu: &Gpu| images().iter().filter(|i| i.target == gpu.target()).count();
+    gpus.sort_by_key(|gpu| std::cmp::Reverse(n_modules(gpu)));
     if gpus.is_empty() {
         println!("skipped: built without the target host");
     }
@@ -56,7 +61,15 @@ pub(crate) fn gpus_from(turn: usize) -> impl Iterator<Item = Gpu> {
 /// Whether the build has the kernels of a weight format for a device. CI has those of some formats for some devices
 /// (`build/sample.rs`).
 pub(crate) fn has_format(gpu: &Gpu, ty: GgmlType) -> bool {
-    let module = format!("rows.{}", ty.name());
+    has_module(gpu, &format!("rows.{}", ty.name()))
+}
+
+/// The same of attention in a KV cache.
+pub(crate) fn has_attention(gpu: &Gpu, types: KvTypes) -> bool {
+    has_module(gpu, &format!("attention_decode.{}", types.name()))
+}
+
+fn has_module(gpu: &Gpu, module: &str) -> bool {
     let mut built = images().iter();
     built.any(|image| image.target == gpu.target() && image.module == module)
 }
