@@ -135,7 +135,7 @@ constexpr Keep KEEP_KEYS = Keep::No;
 constexpr Keep KEEP_KEYS = Keep::Few;
 #endif
 template <Keep KEEP> struct Keys {
-    static constexpr u32 MOST = 256 / WARP_SIZE;
+    static constexpr u32 MOST = 256 / WARP_SIZE, FEW = MOST / 2;
     const RouteParams& p;
     const Scores& scores;
     // One bit each.
@@ -159,18 +159,20 @@ template <Keep KEEP> struct Keys {
     }
     // Keys are distinct, so the next choice is the largest below the last.
     DEV_MEMBER u64 next(u64 last) {
+        if (are_kept()) return wave_best(p.n_experts <= FEW * WARP_SIZE ? kept_below<FEW>(last) : kept_below<MOST>(last));
         u64 best = 0;
-        if (are_kept()) {
-#pragma unroll
-            for (u32 i = 0; i < MOST; i++)
-                best = max_of(best, own[i] < last ? own[i] : 0);
-        } else {
-            for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) {
-                const u64 other = key(e);
-                if (other < last && other > best) best = other;
-            }
+        for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) {
+            const u64 other = key(e);
+            if (other < last && other > best) best = other;
         }
         return wave_best(best);
+    }
+    // The largest of the lane's first N keys below `last`.
+    template <u32 N> DEV_MEMBER u64 kept_below(u64 last) const {
+        u64 best = 0;
+#pragma unroll
+        for (u32 i = 0; i < N; i++) best = max_of(best, own[i] < last ? own[i] : 0);
+        return best;
     }
 };
 

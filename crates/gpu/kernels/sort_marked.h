@@ -39,27 +39,37 @@ struct Counts {
 // All threads must call it after a barrier.
 template <u32 THREADS>
 DEV void sort_marked(const RouteParams& p, const u32* chosen, const Marks& marks, u32* starts, Counts* part) {
+    constexpr u32 N_WAVES = THREADS / WARP_SIZE;
     const u32 n = p.n_tokens * p.n_choices, expert = tid();
+    // Later waves have no experts. Then the last one's part is for the sum of all.
+    const u32 n_waves_of_experts = div_up(p.n_all(), WARP_SIZE);
+    const bool has_experts = uniform(wave()) < n_waves_of_experts;
     for (u32 i = tid(); i < n; i += THREADS)
         if (chosen[i] != NO_EXPERT) marks.set(chosen[i], i / p.n_choices);
     shared_barrier();
-    const Counts own = Counts::of(p, expert < p.n_all() ? marks.count(expert, MAX_MARKED_TOKENS) : 0);
-    Counts before = own;
+    Counts own = {}, before = {}, all = {};
+    if (has_experts) {
+        own = before = Counts::of(p, expert < p.n_all() ? marks.count(expert, MAX_MARKED_TOKENS) : 0);
 #pragma unroll
-    for (u32 step = 1; step < WARP_SIZE; step *= 2) {
-        const Counts other = {{shuffle(before.words[0], lane() - step), shuffle(before.words[1], lane() - step)}};
-        if (lane() >= step) before = before + other;
+        for (u32 step = 1; step < WARP_SIZE; step *= 2) {
+            const Counts other = {{shuffle(before.words[0], lane() - step), shuffle(before.words[1], lane() - step)}};
+            if (lane() >= step) before = before + other;
+        }
+        if (lane() == WARP_SIZE - 1) part[wave()] = before;
     }
-    if (lane() == WARP_SIZE - 1) part[wave()] = before;
     shared_barrier();
-    Counts all = {};
-    before = {{before.words[0] - own.words[0], before.words[1] - own.words[1]}};
-    for (u32 w = 0; w < THREADS / WARP_SIZE; w++) {
-        if (w < wave()) before = before + part[w];
-        all = all + part[w];
+    if (has_experts) {
+        before = {{before.words[0] - own.words[0], before.words[1] - own.words[1]}};
+        for (u32 w = 0; w < n_waves_of_experts; w++) {
+            if (w < wave()) before = before + part[w];
+            all = all + part[w];
+        }
+        starts[expert] = before.rows();
+        if (tid() == 0) {
+            *p.n_rows = all.rows();
+            if (n_waves_of_experts < N_WAVES) part[N_WAVES - 1] = all;
+        }
     }
-    starts[expert] = before.rows();
-    if (tid() == 0) *p.n_rows = all.rows();
     shared_barrier();
     for (u32 i = tid(); i < n; i += THREADS) {
         const u32 of = chosen[i], token = i / p.n_choices;
@@ -70,6 +80,7 @@ DEV void sort_marked(const RouteParams& p, const u32* chosen, const Marks& marks
         }
         p.rows[i] = row;
     }
+    if (!has_experts) all = part[N_WAVES - 1];
 #pragma unroll
     for (u32 kind = 0; kind < N_KINDS; kind++) {
         const TileList& list = p.lists[kind];
