@@ -3,7 +3,7 @@
 use crate::modules::Module;
 use crate::targets::is_emulated;
 
-/// Formats whose modules CI compiles for the targets of [`WITH_ALL_FORMATS`] only. In them, `kernels/quant.h` unpacks
+/// Formats whose modules CI compiles for the targets of [`WITH_ALL_FORMATS`] only, of which host-nv checks memory accesses. In them, `kernels/quant.h` unpacks
 /// codes with the same integer operations everywhere; what differs by target are the products, which other formats compile
 /// for all targets: floats, and codes with and without minimums, in groups of 16 and of 32, from a table. `.ci/run --full`,
 /// releases and every other list of targets have all modules.
@@ -15,9 +15,10 @@ const SAMPLED: &[&str] = &[
 /// The emulated GPU that tests of models find first, which has no matrix units, and one with them.
 const WITH_ALL_FORMATS: &[&str] = &["host-quick", "host-nv"];
 
-/// The GPUs for which CI compiles attention in all types of the KV cache. How each type is read is the same everywhere.
+/// The GPUs for which CI compiles attention in all types of the KV cache, and the types for most others: FP8, which GPUs have
+/// instructions of their own for, and some of those that all read alike.
 const WITH_ALL_CACHES: &[&str] = &["gfx1100", "host-quick", "host-nv"];
-const CACHES: &[&str] = &["F16", "Q8_0", "Q4_0"];
+const CACHES: &[&str] = &["F16", "Q8_0", "Q4_0", "F8E4M3"];
 
 /// The older GPUs of each kind, whose modules differ from newer ones in the same places. CI compiles this type of the
 /// cache for them.

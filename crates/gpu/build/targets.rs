@@ -29,7 +29,7 @@ const ALL: &[&str] = &[
 /// PTX that every supported NVIDIA GPU, and every Hopper, takes.
 const NVIDIA: &[&str] = &["sm_80", "sm_90a"];
 
-/// The emulated host-gfx10 without checks of memory accesses. In its place, `host` has that with them, for tests of models, too.
+/// host-gfx10 without checks of memory accesses. Only `ci` has it: with `host`, tests of models find host-gfx10.
 const UNCHECKED: &str = "host-quick";
 
 const HOST: &[&str] = &[

@@ -135,7 +135,7 @@ constexpr Keep KEEP_KEYS = Keep::No;
 constexpr Keep KEEP_KEYS = Keep::Few;
 #endif
 template <Keep KEEP> struct Keys {
-    static constexpr u32 MOST = 256 / WARP_SIZE, FEW = MOST / 2;
+    static constexpr u32 MOST = 256 / WARP_SIZE;
     const RouteParams& p;
     const Scores& scores;
     // One bit each.
@@ -159,7 +159,9 @@ template <Keep KEEP> struct Keys {
     }
     // Keys are distinct, so the next choice is the largest below the last.
     DEV_MEMBER u64 next(u64 last) {
-        if (are_kept()) return wave_best(p.n_experts <= FEW * WARP_SIZE ? kept_below<FEW>(last) : kept_below<MOST>(last));
+        // Most models have up to 128 experts: half of the keys.
+        constexpr u32 HALF = MOST / 2;
+        if (are_kept()) return wave_best(p.n_experts <= HALF * WARP_SIZE ? kept_below<HALF>(last) : kept_below<MOST>(last));
         u64 best = 0;
         for (u32 e = lane(); e < p.n_experts; e += WARP_SIZE) {
             const u64 other = key(e);

@@ -41,7 +41,7 @@ template <u32 THREADS>
 DEV void sort_marked(const RouteParams& p, const u32* chosen, const Marks& marks, u32* starts, Counts* part) {
     constexpr u32 N_WAVES = THREADS / WARP_SIZE;
     const u32 n = p.n_tokens * p.n_choices, expert = tid();
-    // Later waves have no experts. Then the last one's part is for the sum of all.
+    // Waves after these have no experts. If there are any, the last entry of `part` is free for the sum of all.
     const u32 n_waves_of_experts = div_up(p.n_all(), WARP_SIZE);
     const bool has_experts = uniform(wave()) < n_waves_of_experts;
     for (u32 i = tid(); i < n; i += THREADS)

@@ -16,47 +16,47 @@ use crate::variant::Variants;
 /// A GPU generation that the CPU emulator imitates: its matrix units and wave size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Persona {
-    /// The kernels of [`Persona::Gfx10`] without checks of memory accesses: for tests of models, two to three times as fast.
-    Quick,
     Gfx10,
     Gfx11,
     Gfx12,
     /// Waves of 64.
     Cdna,
     Nv,
+    /// The kernels of [`Persona::Gfx10`] without checks of memory accesses: for tests of models, two to three times as fast.
+    Quick,
 }
 
 impl Persona {
     pub const ALL: [Persona; 6] = [
-        Persona::Quick,
         Persona::Gfx10,
         Persona::Gfx11,
         Persona::Gfx12,
         Persona::Cdna,
         Persona::Nv,
+        Persona::Quick,
     ];
 
-    /// `quick`, `gfx10`, `gfx11`, `gfx12`, `cdna` or `nv`.
+    /// `gfx10`, `gfx11`, `gfx12`, `cdna`, `nv` or `quick`.
     pub fn name(self) -> &'static str {
         match self {
-            Persona::Quick => "quick",
             Persona::Gfx10 => "gfx10",
             Persona::Gfx11 => "gfx11",
             Persona::Gfx12 => "gfx12",
             Persona::Cdna => "cdna",
             Persona::Nv => "nv",
+            Persona::Quick => "quick",
         }
     }
 
     /// The imitated GPU, for device names.
     pub(crate) fn describe(self) -> &'static str {
         match self {
-            Persona::Quick => "an AMD RDNA2 GPU, without checks",
             Persona::Gfx10 => "an AMD RDNA2 GPU",
             Persona::Gfx11 => "an AMD RDNA3 GPU",
             Persona::Gfx12 => "an AMD RDNA4 GPU",
             Persona::Cdna => "an AMD CDNA GPU",
             Persona::Nv => "an NVIDIA GPU",
+            Persona::Quick => "an AMD RDNA2 GPU, without checks",
         }
     }
 }
@@ -137,7 +137,7 @@ impl FromStr for DeviceId {
             "host" => {
                 let persona = Persona::ALL.into_iter().find(|p| p.name() == which);
                 let persona = persona.ok_or_else(|| {
-                    format!("{which:?} is not one of quick, gfx10, gfx11, gfx12, cdna, nv")
+                    format!("{which:?} is not one of gfx10, gfx11, gfx12, cdna, nv, quick")
                 })?;
                 Ok(DeviceId::Host(persona))
             }
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn parses_device_names() {
-        for name in ["hip:0", "cuda:3", "host:cdna", "host:nv"] {
+        for name in ["hip:0", "cuda:3", "host:cdna", "host:nv", "host:quick"] {
             assert_eq!(name.parse::<DeviceId>().unwrap().to_string(), name);
         }
         assert_eq!("hip".parse(), Ok(DeviceId::Hip(0)));

@@ -434,7 +434,7 @@ fn compare(
 fn multiplies_products(ops: &[Op]) -> bool {
     ops.iter().any(|op| match op {
         Op::GatedMatMul { .. } => true,
-        Op::GatedActivation { .. } => ops.len() > 1,
+        Op::GatedActivation { .. } => ops.iter().any(|op| matches!(op, Op::ExpertMatMul { .. })),
         _ => false,
     })
 }

@@ -14,7 +14,7 @@ use rocmforge_gpu::{ActFormat, ActsBuffer, Gpu, OutMode};
 const TILE_ROWS: [usize; 3] = [4, 32, 128];
 
 /// `[n_tokens, n_experts, n_used]`, logits, weights, and the index of a padding token.
-const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 21] = {
+const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 25] = {
     use ExpertWeights::{Normalized, Scores};
     [
         ([1, 8, 2], Logits::Random, Normalized, None),
@@ -36,6 +36,11 @@ const ROUTES: [([usize; 3], Logits, ExpertWeights, Option<usize>); 21] = {
         ([64, 1024, 32], Logits::Random, Normalized, Some(63)),
         ([8, 256, 32], Logits::Ties, Normalized, None),
         ([8, 257, 32], Logits::Random, Scores, Some(3)),
+        // As many experts as all waves of a block but one have, of 32 lanes and of 64.
+        ([8, 224, 4], Logits::Random, Scores, None),
+        ([8, 192, 4], Logits::Random, Normalized, None),
+        ([40, 992, 4], Logits::Crowd, Scores, None),
+        ([40, 960, 4], Logits::Random, Scores, None),
         ([1, 200, 100], Logits::Random, Normalized, None),
         ([9, 300, 33], Logits::Crowd, Scores, None),
         // More tokens than a block marks at once.
@@ -155,7 +160,9 @@ fn assert_routes(gpu: &Gpu, step: &Step, what: &str) {
 /// Asserts that tiles have up to `rows` consecutive rows of one expert and cover all rows once, in order.
 fn assert_tiles(tiles: &[ExpertTile], choices: &Choices, rows: usize, what: &str) {
     let mut next = 0;
+    let n_tiles = tiles.iter().filter(|tile| tile.expert != NONE).count();
     for tile in tiles {
+        assert_eq!(tile.n_tiles as usize, n_tiles, "{what}: {tile:?}");
         if next == choices.of_row.len() {
             assert_eq!(tile.expert, NONE, "{what}: after the last tile");
             continue;

@@ -34,6 +34,13 @@ pub(crate) fn all_gpus() -> Vec<Gpu> {
     gpus
 }
 
+/// The emulated GPU without checks, in runs with those that have them.
+pub(crate) fn unchecked() -> Option<Gpu> {
+    let is_emulated = std::env::var_os("ROCMFORGE_TEST_DEVICE").is_none();
+    let quick = is_emulated.then(|| Gpu::host(Persona::Quick.name()));
+    quick?.ok()
+}
+
 /// The devices to run a kernel's test on: each of [`all_gpus`] whose kernels differ from those that were tested before.
 ///
 /// Emulated GPUs whose kernels preprocess to the same source share their images (e.g. all with waves of 32 lanes share
@@ -64,9 +71,15 @@ pub(crate) fn has_format(gpu: &Gpu, ty: GgmlType) -> bool {
     has_module(gpu, &format!("rows.{}", ty.name()))
 }
 
-/// The same of attention in a KV cache.
+/// The same of attention in a KV cache. Some device has it.
 pub(crate) fn has_attention(gpu: &Gpu, types: KvTypes) -> bool {
-    has_module(gpu, &format!("attention_decode.{}", types.name()))
+    let module = format!("attention_decode.{}", types.name());
+    let mut all = all_gpus().into_iter();
+    assert!(
+        all.any(|gpu| has_module(&gpu, &module)),
+        "{module} is missing"
+    );
+    has_module(gpu, &module)
 }
 
 fn has_module(gpu: &Gpu, module: &str) -> bool {
@@ -86,7 +99,7 @@ pub(crate) fn gpus_of(ty: GgmlType) -> impl Iterator<Item = Gpu> {
     let has = |gpu: &Gpu| has_format(gpu, ty);
     let gfx10 = all.iter().find(|gpu| gpu.target() == "host-gfx10");
     let quick = match gfx10.is_some_and(|gpu| !has(gpu)) {
-        true => Gpu::host(Persona::Quick.name()).ok().filter(has),
+        true => unchecked().filter(has),
         false => None,
     };
     gpus().filter(move |gpu| has_format(gpu, ty)).chain(quick)
