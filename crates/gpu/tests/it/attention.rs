@@ -424,6 +424,19 @@ const VARIANTS: [&str; 5] = [
     "attention=decode,splits=off",
 ];
 
+/// CI builds attention in some cache types for some devices only.
+#[test]
+fn a_device_has_each_cache_type() {
+    let gpus = common::all_gpus();
+    for &types in KvTypes::ALL {
+        let mut all = gpus.iter();
+        assert!(
+            gpus.is_empty() || all.any(|gpu| common::has_attention(gpu, types)),
+            "{types:?}"
+        );
+    }
+}
+
 fn check(name: &str, case: &Case) {
     check_on(name, case, |_| true);
 }
