@@ -3,10 +3,10 @@
 use crate::modules::Module;
 use crate::targets::is_emulated;
 
-/// Formats whose modules CI compiles for the targets of [`WITH_ALL_FORMATS`] only, of which host-nv checks memory accesses. In them, `kernels/quant.h` unpacks
-/// codes with the same integer operations everywhere; what differs by target are the products, which other formats compile
-/// for all targets: floats, and codes with and without minimums, in groups of 16 and of 32, from a table. `.ci/run --full`,
-/// releases and every other list of targets have all modules.
+/// Formats whose modules CI compiles for the targets of [`WITH_ALL_FORMATS`] only, of which host-nv checks memory accesses.
+/// In them, `kernels/quant.h` unpacks codes with the same integer operations everywhere; what differs by target are the
+/// products, which other formats compile for all targets: floats, and codes with and without minimums, in groups of 16 and of
+/// 32, from a table. `.ci/run --full`, releases and every other list of targets have all modules.
 const SAMPLED: &[&str] = &[
     "Q1_0", "Q2_0", "Q4_1", "Q5_0", "Q5_1", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0",
     "NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
