@@ -298,6 +298,44 @@ fn gathers_and_combines_rows() {
     }
 }
 
+/// As many tokens as the emulator has blocks at once are combined and normalized in one launch, more in two, with the same bits.
+#[test]
+fn sums_of_many_tokens_have_a_launch() {
+    const AT_ONCE: usize = 2048;
+    let width = 1024;
+    let emulated = common::gpus().find(|gpu| gpu.target().starts_with("host-"));
+    let Some(gpu) = emulated else { return };
+    let random = &mut Random(1);
+    let weight = gpu.upload(&random.values(width)).unwrap();
+    let x = random.values((AT_ONCE + 1) * width);
+    let run = |n_tokens: usize| {
+        let step = Step::new([n_tokens, 1, 1], Logits::Random, &mut Random(2));
+        let buffer = step.route(&gpu);
+        let routing = buffer.of(n_tokens);
+        let from = gpu.upload(&x[..n_tokens * width]).unwrap();
+        let sum = gpu.upload(&vec![0.5f32; n_tokens * width]).unwrap();
+        let acts = ActsBuffer::new(&gpu, ActFormat::F32, n_tokens, width).unwrap();
+        let norm = (weight.as_slice(), 1e-5);
+        let kernels = common::kernels(&gpu, || {
+            let experts = (&routing, Weighed::Outputs);
+            let to = acts.rows(n_tokens);
+            ops::combine_and_norm(
+                &gpu,
+                from.as_slice(),
+                experts,
+                sum.as_slice(),
+                norm,
+                (None, &to),
+            )
+        });
+        (kernels, bits(&gpu, &acts, AT_ONCE))
+    };
+    let [in_one, apart] = [AT_ONCE, AT_ONCE + 1].map(run);
+    assert_eq!(in_one.0, ["combine_norm_f32"]);
+    assert_eq!(apart.0[..], ["combine", "rms_norm_block_f32"]);
+    assert!(in_one.1 == apart.1);
+}
+
 /// Everything that a product reads of the first rows.
 fn bits(gpu: &Gpu, acts: &ActsBuffer, n_rows: usize) -> Vec<u32> {
     let acts = acts.rows(n_rows);
