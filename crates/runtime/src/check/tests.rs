@@ -304,6 +304,18 @@ fn gate_and_up_may_have_twice_the_error() {
 }
 
 #[test]
+fn a_gate_beside_products_of_experts_multiplies_them() {
+    let writer = synth::model("qwen3moe", GgmlType::Q8_0);
+    let bytes = writer.unwrap().unwrap().to_vec().unwrap();
+    let model = Model::load(Arc::new(Gguf::from_vec(bytes).unwrap())).unwrap();
+    let ops = &model.plan.ops;
+    let is_gate = |op: &Op| matches!(op, Op::GatedActivation { .. });
+    let gate = ops.iter().position(is_gate).unwrap();
+    assert!(multiplies_products(&ops[gate - 2..=gate]));
+    assert!(!multiplies_products(&ops[gate..=gate + 1]));
+}
+
+#[test]
 fn names_only_the_wrong_operation() {
     let model = model();
     let ops = &model.plan.ops;
