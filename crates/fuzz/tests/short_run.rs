@@ -9,15 +9,15 @@ use rocmforge_fuzz::{Mutator, TARGETS, Target};
 /// Mutations per target; a few seconds for all targets in a dev build. `ROCMFORGE_TEST_REPEATS` asks for as many times more.
 const ROUNDS: [(&str, usize); 10] = [
     ("gguf", 20_000),
-    ("split", 2_000),
+    ("split", 500),
     ("tokenizer", 3_000),
     ("text", 1_000),
-    ("template", 3_000),
-    ("grammar", 500),
+    ("template", 1_000),
+    ("grammar", 200),
     ("http", 10_000),
     ("adapter", 5_000),
     ("tuning", 20_000),
-    ("external", 1_000),
+    ("external", 250),
 ];
 
 /// Runs one input; saves it if it shows a bug.

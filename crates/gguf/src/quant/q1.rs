@@ -60,7 +60,7 @@ pub(super) fn fit_rows(src: &[f32], row_len: usize, importance: Option<&[f32]>, 
     };
     let weights = importance.chunks_exact(LEN).cycle();
     let blocks = src.chunks_exact(LEN).zip(weights);
-    debug_assert_eq!(importance.len(), row_len, "a weight for each column");
+    assert_eq!(importance.len(), row_len, "a weight for each column");
     for ((values, weights), out) in blocks.zip(dst.chunks_exact_mut(size_of::<Q1_0>())) {
         let block = match weighted_mean(values, weights) {
             Some(d) => Q1_0::of(values, d),

@@ -135,7 +135,7 @@ fn mixed_and_gate(
         first += width / n_groups;
         part
     });
-    debug_assert_eq!(first, 2 * (k_dim + n_v / n_groups), "a group");
+    assert_eq!(first, 2 * (k_dim + n_v / n_groups), "a group");
     // Side by side: rows of one head each, followed by the next.
     let mixed = m.plan.join_heads(1, q, Some((k, n_k)));
     let mixed = m.plan.join_heads(1, mixed, Some((v, n_v)));
