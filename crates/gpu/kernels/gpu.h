@@ -447,8 +447,10 @@ DEV i32 dot4(u32 a, u32 b, i32 c) {
 }
 #else
 DEV i32 dot4(u32 a, u32 b, i32 c) {
-    for (int i = 0; i < 4; i++) c += (i32)(i8)(a >> 8 * i) * (i32)(i8)(b >> 8 * i);
-    return c;
+    typedef i8 i8_vec4 __attribute__((ext_vector_type(4)));
+    typedef i32 i32_vec4 __attribute__((ext_vector_type(4)));
+    const auto wide = [](u32 v) { return __builtin_convertvector(bits<i8_vec4>(v), i32_vec4); };
+    return c + __builtin_reduce_add(wide(a) * wide(b));
 }
 #endif
 

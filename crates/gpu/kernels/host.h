@@ -176,8 +176,12 @@ RUNTIME u32 uniform(u32 v, Site site);
 RUNTIME void wave_owns(const void* p, u32 bytes);
 RUNTIME void* shared(const void* id, const char* name, size_t bytes, u32 element);
 RUNTIME void* dynamic_shared();
-RUNTIME const void* aligned(const void* p, u32 n, Site site);
-static inline void* aligned(void* p, u32 n, Site site) { return (void*)aligned((const void*)p, n, site); }
+RUNTIME void fail_alignment(u32 n, Site site);
+// What is loaded and stored in one instruction must be aligned: NVIDIA's fault if not.
+template <typename T> DEV T* aligned(T* p, u32 n, Site site) {
+    if ((u64)p % n) fail_alignment(n, site);
+    return p;
+}
 
 } // namespace host
 

@@ -255,12 +255,8 @@ template <u32 N, bool WRITE> DEV void access(const void* pointer, u32 n, const v
     if (WRITE || m.last_written == m.era) access_written<WRITE>(b, p, n, at);
 }
 
-// What is loaded and stored in one instruction must be aligned: NVIDIA's fault if not.
-const void* aligned(const void* p, u32 n, Site site) {
-    if ((u64)p % n)
-        fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n,
-             Place(State::AtWave, site).text);
-    return p;
+void fail_alignment(u32 n, Site site) {
+    fail(here(), "thread %u accesses %u bytes that are not aligned %s", number(), n, Place(State::AtWave, site).text);
 }
 
 } // namespace host
