@@ -149,7 +149,7 @@ fn lists_devices() {
     assert_eq!([&*amd.name, &*nvidia.name], ["Stub 9000"; 2]);
     assert_eq!(
         [&*amd.architecture, &*nvidia.architecture],
-        ["gfx90a", "sm_90"]
+        ["gfx942", "sm_90"]
     );
     assert_eq!([amd.n_compute_units, nvidia.n_compute_units], [96, 132]);
     assert_eq!(
@@ -371,7 +371,7 @@ fn missing_image() {
         };
         let has = |names: &[&str]| names.iter().any(|name| image_targets().contains(name));
         match (id, Gpu::open_with(id, &options)) {
-            (DeviceId::Hip(_), opened) if has(&["gfx90a"]) => drop(opened.unwrap()),
+            (DeviceId::Hip(_), opened) if has(&["gfx942"]) => drop(opened.unwrap()),
             (DeviceId::Cuda(_), opened) if has(&["sm_80", "sm_90a"]) => drop(opened.unwrap()),
             (_, opened) => {
                 let error = opened.err().unwrap();

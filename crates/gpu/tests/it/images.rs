@@ -11,10 +11,8 @@ fn ci_builds_every_target() {
     }
     assert_eq!(left_out(), []);
     for target in [
-        "gfx1030",
         "gfx1100",
         "gfx1201",
-        "gfx90a",
         "gfx942",
         "sm_80",
         "sm_90a",

@@ -44,7 +44,7 @@
 #define CAPTURE_CODE 0
 #endif
 #ifndef ARCH
-#define ARCH "gfx90a:sramecc+:xnack-"
+#define ARCH "gfx942:sramecc+:xnack-"
 #endif
 #ifndef END_CAPTURE_CODE
 #define END_CAPTURE_CODE 0
