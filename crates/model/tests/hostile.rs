@@ -229,8 +229,13 @@ fn is_first(name: &str) -> bool {
 fn any_value_of_any_key(shard: usize) {
     let keys = keys();
     assert!(keys.len() > 50, "{keys:?}");
+    // Every second value, others for each key and model; every value if repeats are asked for.
+    let own_step = match std::env::var_os("ROCMFORGE_TEST_REPEATS") {
+        Some(_) => 1,
+        None => 2,
+    };
     let mut n_refused = 0;
-    for name in names().skip(shard).step_by(4) {
+    for (m, name) in names().enumerate().skip(shard).step_by(4) {
         let whole = model(name);
         let model = without_vocabulary(&whole);
         let own = file(&model);
@@ -241,12 +246,13 @@ fn any_value_of_any_key(shard: usize) {
         let others = own.metadata().iter().map(|(key, _)| key.to_string());
         let others = others
             .filter(|key| !key.starts_with("general.") && !key.starts_with(&format!("{arch}.")));
-        for full in prefixed.chain(others) {
+        for (n, full) in prefixed.chain(others).enumerate() {
             let is_own = own.metadata().get(&full).is_some();
             if !is_own && !tries_all {
                 continue;
             }
-            for value in values().into_iter().step_by(if is_own { 1 } else { 3 }) {
+            let step = if is_own { own_step } else { 3 * own_step };
+            for value in values().into_iter().skip((n + m / 4) % step).step_by(step) {
                 let what = format!("{name}: {full} = {value:?}");
                 let mut changed = model.clone();
                 changed.set(&full, value);
