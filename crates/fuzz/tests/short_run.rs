@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use rocmforge_fuzz::{Mutator, TARGETS, Target};
 
-/// Mutations per target; a few seconds for all targets in a dev build. `ROCMFORGE_TEST_REPEATS` asks for as many times more.
+/// Mutations per target; some seconds for all targets in a dev build. With `ROCMFORGE_TEST_REPEATS`, four
+/// times as many for each repeat.
 const ROUNDS: [(&str, usize); 10] = [
     ("gguf", 20_000),
     ("split", 500),
@@ -44,7 +45,8 @@ fn short_run(name: &str) {
     }
     let mut mutator = Mutator::new(1, target.max_bytes);
     let repeats = std::env::var("ROCMFORGE_TEST_REPEATS");
-    let repeats: usize = repeats.map_or(1, |repeats| repeats.parse().expect("a number"));
+    let repeats: usize =
+        repeats.map_or(1, |repeats| 4 * repeats.parse::<usize>().expect("a number"));
     for round in 0..rounds * repeats {
         run(
             target,
