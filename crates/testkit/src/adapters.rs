@@ -105,3 +105,20 @@ pub fn adapter_of(
 pub fn is_embedding(name: &str) -> bool {
     matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
 }
+
+/// Adds `factor * B A` to a matrix of rows of `n_in` values.
+pub fn add_product(
+    sum: &mut [f64],
+    n_in: usize,
+    ([a, b], rank, factor): ([&[f64]; 2], usize, f64),
+    is_embedding: bool,
+) {
+    for (i, x) in sum.iter_mut().enumerate() {
+        let (row, col) = (i / n_in, i % n_in);
+        let terms = (0..rank).map(|r| match is_embedding {
+            true => a[row * rank + r] * b[col * rank + r],
+            false => b[row * rank + r] * a[r * n_in + col],
+        });
+        *x += factor * terms.sum::<f64>();
+    }
+}
