@@ -31,7 +31,7 @@ fn products_of_heads(ty: GgmlType) {
     let n_cases = if has_many { CASES.len() } else { 2 };
     let f = GgmlType::COMPUTED.iter().position(|format| *format == ty);
     let f = f.expect("it is a format");
-    for gpu in common::gpus_of(ty) {
+    for (turn, gpu) in common::gpus_of(ty).enumerate() {
         let random = &mut Random(f as u64);
         // Rows of which a part of a wave has a chunk each, or all of it.
         let n_in = match ty.block_len() {
@@ -39,6 +39,7 @@ fn products_of_heads(ty: GgmlType) {
             _ => [256, 512][f % 2],
         };
         let cases = CASES[..n_cases].iter().enumerate();
+        let cases = common::every_second(cases, turn + f);
         for (i, &([n_tokens, n_heads], [before, after], variants)) in cases {
             let variants = if has_many { variants } else { &[] };
             let n_out = [40, 33, 64][(f + i) % 3];

@@ -129,13 +129,11 @@ fn moved(
 #[test]
 fn moves_copy_bits_and_rotate_keys() {
     let mut random = Random(11);
-    for gpu in common::gpus() {
+    for (turn, gpu) in common::gpus().enumerate() {
         let styles = [RopeStyle::Norm, RopeStyle::Neox];
         let kinds = { styles.iter() }.flat_map(|s| KvTypes::ALL.iter().map(|types| (*s, *types)));
-        for (sizes, (style, types)) in SHAPES
-            .iter()
-            .flat_map(|s| kinds.clone().map(move |k| (s, k)))
-        {
+        let all = { SHAPES.iter() }.flat_map(|s| kinds.clone().map(move |k| (s, k)));
+        for (sizes, (style, types)) in common::every_second(all, turn) {
             let &[n_kv_heads, k_dim, v_dim, n_rot, start, page] = sizes;
             let values = match start + n_rot == k_dim && start == v_dim {
                 true if types.keys() != types.values() => continue,

@@ -439,10 +439,10 @@ impl HeadsCase {
 
 /// Calls `check` with each of [`HEADS`] on each device.
 fn for_each_heads(check: impl Fn(&Gpu, (LinearHeads, StateRule, Decay<()>), &mut Random, &str)) {
-    for gpu in common::gpus_with(&["loads=narrow"]) {
-        for (seed, ([n_heads, n_k_heads, k_dim, v_dim], sharing, rule, of)) in
-            HEADS.into_iter().enumerate()
-        {
+    for (turn, gpu) in common::gpus_with(&["loads=narrow"]).enumerate() {
+        // Each with wide loads on some device, and with narrow ones on another.
+        let all = common::every_second(HEADS.into_iter().enumerate(), turn + turn / 2);
+        for (seed, ([n_heads, n_k_heads, k_dim, v_dim], sharing, rule, of)) in all {
             let heads = LinearHeads {
                 n_heads,
                 n_k_heads,
