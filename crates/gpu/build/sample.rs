@@ -12,13 +12,14 @@ struct Sample {
     caches: &'static [&'static str],
 }
 
-/// Floats, and codes with and without minimums; of the cache also FP8, which these GPUs have instructions of their own for.
+/// Floats, codes with and without minimums, and in groups of 16, among them the formats of the built-in model; of the cache also
+/// FP8, which these GPUs have instructions of their own for.
 const FEW: Sample = Sample {
-    formats: &["F32", "F16", "Q8_0", "Q4_K"],
+    formats: &["F32", "F16", "Q8_0", "Q4_K", "Q6_K"],
     caches: &["F16", "F8E4M3"],
 };
 
-/// Also codes in groups of 16, and those of a table.
+/// Also other widths, and codes of a table.
 const MOST: Sample = Sample {
     formats: &[
         "F32", "F16", "BF16", "Q4_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "MXFP4",
@@ -29,11 +30,11 @@ const MOST: Sample = Sample {
 /// The sample for a GPU; `None` for all modules.
 fn sample(target: &str) -> Option<Sample> {
     match target {
-        // The emulated GPU that tests of models find first, and one with matrix units, which checks memory accesses.
-        "host-quick" | "host-nv" => None,
-        // The GPU that most people have.
-        "gfx1100" => Some(MOST),
-        _ if is_emulated(target) => Some(MOST),
+        // The emulated GPU of tests of models, and of kernels in what the others lack.
+        "host-quick" => None,
+        // Emulated GPUs of AMD and NVIDIA with matrix units, which check memory accesses.
+        "host-gfx11" | "host-nv" => Some(MOST),
+        // Other units and waves, and the compiler's code for real GPUs.
         _ => Some(FEW),
     }
 }

@@ -12,11 +12,19 @@ use std::path::Path;
 )]
 mod kfd;
 
-/// GPUs of the newest generations and NVIDIA's common image, and the CPU emulator for tests: those of models find
-/// [`UNCHECKED`] first, those of kernels take the others. gfx1151 is gfx1100 to the sources. Products of AMD's older GPUs
-/// are left out: those of gfx906 and gfx103x without matrix units, and of the units of gfx908 and gfx90a.
+/// A GPU of each kind that has kernels of its own: AMD's with waves of 32 and of 64 lanes, and NVIDIA's newest; and the CPU
+/// emulator for tests: those of models find [`UNCHECKED`] first, those of kernels take all. It stands in for host-gfx10, and
+/// host-gfx12 has the units of gfx1201. Products of AMD's older GPUs are left out: those of gfx906 and gfx103x without matrix
+/// units, and of the units of gfx908 and gfx90a; and NVIDIA's common image.
 const CI: &[&str] = &[
-    "gfx1100", "gfx1201", "gfx942", "sm_80", "sm_90a", UNCHECKED, "host",
+    "gfx1100",
+    "gfx942",
+    "sm_90a",
+    UNCHECKED,
+    "host-gfx11",
+    "host-gfx12",
+    "host-cdna",
+    "host-nv",
 ];
 
 /// Every GPU that there are kernels for, for releases.

@@ -113,8 +113,7 @@ fn cases() -> Vec<Case> {
 #[test]
 fn batch_of_all_formats() {
     let all = cases();
-    // Also the one without checks, which in CI has more formats than others without matrix units.
-    for gpu in common::gpus_with(&["splits=off"]).chain(common::unchecked()) {
+    for gpu in common::gpus_with(&["splits=off"]) {
         let built = all.iter().filter(|case| common::has_format(&gpu, case.ty));
         let cases: Vec<&Case> = built.collect();
         let formats = GgmlType::COMPUTED.iter();
@@ -193,7 +192,7 @@ fn check_times(gpu: &Gpu, result: &BatchMatmulResult) -> Vec<OperationTime> {
 /// The two small operations have one block each and do not overlap; the large one spans both.
 #[test]
 fn reports_a_time_for_each_operation() {
-    for gpu in common::gpus() {
+    for gpu in common::gpus_of(GgmlType::Q4_0) {
         if !is_host(&gpu) {
             println!("skipped: blocks run side by side on {}", gpu.id());
             continue;
@@ -225,14 +224,14 @@ fn reports_a_time_for_each_operation() {
 /// Single rows use another kernel. Operations share inputs and weights.
 #[test]
 fn single_rows_that_share_inputs() {
-    for gpu in common::gpus() {
+    let types = [
+        GgmlType::Q4_K,
+        GgmlType::Q6_K,
+        GgmlType::Q4_K,
+        GgmlType::F16,
+    ];
+    for gpu in common::gpus_of_all(types) {
         let random = &mut Random(22);
-        let types = [
-            GgmlType::Q4_K,
-            GgmlType::Q6_K,
-            GgmlType::Q4_K,
-            GgmlType::F16,
-        ];
         let mut cases = types.map(|ty| {
             let n_in = if ty.block_len() == 1 { 535 } else { 512 };
             Case::new(ty, [60, n_in], 1, random)
@@ -309,7 +308,8 @@ fn weights_in_mxfp6() {
         let short = batch.add_mxfp6(format, [n_out, n_in], &blocks.as_bytes()[1..]);
         assert!(short.unwrap_err().to_string().contains("MXFP6"));
     }
-    for gpu in common::gpus() {
+    // Their values are stored in BF16.
+    for gpu in common::gpus_of(GgmlType::BF16) {
         check::<3>(&gpu, Mxfp6::E2M3);
         check::<2>(&gpu, Mxfp6::E3M2);
     }
@@ -463,7 +463,7 @@ fn in_flight_batches() {
 
 #[test]
 fn examples_run() {
-    for gpu in common::gpus() {
+    for gpu in common::gpus_of_all([GgmlType::Q4_0, GgmlType::Q6_K]) {
         batch_matmul::run(&gpu, 1).unwrap();
         async_launch::run(&gpu, 5).unwrap();
     }

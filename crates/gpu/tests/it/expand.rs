@@ -17,7 +17,7 @@ const BOUND: f64 = 4e-3;
 const PAGE: usize = 16;
 
 /// Heads, positions before the rows, and rows; the formats of both kinds of matrices.
-const CASES: [(LatentHeads, [usize; 2], [GgmlType; 2]); 3] = [
+const CASES: [(LatentHeads, [usize; 2], [GgmlType; 2]); 4] = [
     (
         LatentHeads {
             n_heads: 3,
@@ -27,7 +27,7 @@ const CASES: [(LatentHeads, [usize; 2], [GgmlType; 2]); 3] = [
             rank: 256,
         },
         [0, 130],
-        [GgmlType::Q5_0, GgmlType::Q4_K],
+        [GgmlType::Q4_0, GgmlType::Q4_K],
     ),
     (
         LatentHeads {
@@ -50,6 +50,17 @@ const CASES: [(LatentHeads, [usize; 2], [GgmlType; 2]); 3] = [
         },
         [3, 160],
         [GgmlType::Q4_0, GgmlType::Q8_0],
+    ),
+    (
+        LatentHeads {
+            n_heads: 2,
+            k_dim: 256,
+            n_rot: 64,
+            v_dim: 256,
+            rank: 256,
+        },
+        [0, 40],
+        [GgmlType::Q5_0, GgmlType::Q4_K],
     ),
 ];
 
@@ -108,7 +119,9 @@ fn size(x: &[f64]) -> f64 {
 fn attention_to_heads() {
     let has_units = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
     for gpu in common::all_gpus().into_iter().filter(has_units) {
-        for (i, &case) in CASES.iter().enumerate() {
+        let is_built = |types: [GgmlType; 2]| types.iter().all(|&ty| common::has_format(&gpu, ty));
+        let cases = CASES.iter().enumerate();
+        for (i, &case) in cases.filter(|(_, case)| is_built(case.2)) {
             check(&gpu, case, &mut Random(i as u64 + 1));
         }
     }

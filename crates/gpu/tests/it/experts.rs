@@ -301,7 +301,9 @@ fn gate_and_up() {
         [GgmlType::F16, GgmlType::F16],
     ];
     for gpu in common::gpus() {
-        for (k, types) in pairs.into_iter().enumerate() {
+        let is_built = |types: &[GgmlType; 2]| types.iter().all(|&ty| common::has_format(&gpu, ty));
+        let built = pairs.into_iter().enumerate();
+        for (k, types) in built.filter(|(_, types)| is_built(types)) {
             let (n_out, n_in, random) = (33, 256, &mut Random(k as u64));
             let activation = JOINING[k % JOINING.len()];
             for (i, load) in LOADS.iter().enumerate() {
@@ -367,7 +369,8 @@ fn products_of_their_own_activations() {
         GgmlType::F16,
     ];
     for gpu in common::gpus() {
-        for (k, ty) in types.into_iter().enumerate() {
+        let built = types.into_iter().enumerate();
+        for (k, ty) in built.filter(|&(_, ty)| common::has_format(&gpu, ty)) {
             let random = &mut Random(k as u64);
             // Rows of two rounds of a block, and some that are not whole octets.
             let n_in = if ty == GgmlType::F16 { 2307 } else { 2304 };

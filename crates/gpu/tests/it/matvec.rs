@@ -246,7 +246,7 @@ fn gate_and_up_of_mixed_formats() {
 
 /// Shapes and activations follow from `i`.
 fn check_gate_and_up(i: usize, types: [GgmlType; 2]) {
-    for gpu in common::gpus_of(types[0]) {
+    for gpu in common::gpus_of_all(types) {
         let (n_in, n_rows, random) = (512, [1, 2, 4, 7][i % 4], &mut Random(3));
         let n_out = if i.is_multiple_of(3) { 130 } else { 7 };
         let form = act_format(types[0]);

@@ -236,8 +236,8 @@ fn run(gpu: &Gpu, work: &Work<'_>) {
 
 #[test]
 fn trials_of_every_kind() {
-    for gpu in common::gpus() {
-        let few = [2, 3].map(|_| Launch::new(&gpu, GgmlType::Q4_0, &[9, 2], [1, 2048]));
+    for (turn, gpu) in common::gpus().enumerate() {
+        let few = [2, 3].map(|_| Launch::new(&gpu, GgmlType::Q8_0, &[9, 2], [1, 2048]));
         let sets = few.iter().map(Launch::matrices).collect();
         run(&gpu, &Work::Few { sets });
         let many = Launch::new(&gpu, GgmlType::F32, &[40], [1, 64]);
@@ -249,7 +249,7 @@ fn trials_of_every_kind() {
                 n_rows: 12,
             },
         );
-        let types = KvTypes::ALL.iter().copied();
+        let types = common::every_second(KvTypes::ALL.iter().copied(), turn);
         for types in types.filter(|&types| common::has_attention(&gpu, types)) {
             let scratch = AttentionScratch::new(&gpu, types, 2, 4, 64, 128).unwrap();
             let attention = |n_heads, dim| Work::Attention {

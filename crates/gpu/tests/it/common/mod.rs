@@ -14,31 +14,29 @@ use rocmforge_gpu::{
 };
 use zerocopy::{Immutable, IntoBytes};
 
-/// Every device of this run: the emulated GPUs with checks that this build has kernels for, or the device that
-/// `ROCMFORGE_TEST_DEVICE` names (`cuda:0`).
+/// Every device of this run: the emulated GPUs that this build has kernels for, or the device that `ROCMFORGE_TEST_DEVICE`
+/// names (`cuda:0`). Those that check memory accesses come first.
 pub(crate) fn all_gpus() -> Vec<Gpu> {
     if let Ok(name) = std::env::var("ROCMFORGE_TEST_DEVICE") {
         let id = name.parse().expect("ROCMFORGE_TEST_DEVICE is a device");
         return vec![Gpu::open(id).unwrap_or_else(|error| panic!("{name}: {error}"))];
     }
-    let checked = Persona::ALL.iter().filter(|&&p| p != Persona::Quick);
-    let mut gpus: Vec<Gpu> = checked
+    let personas = Persona::ALL.iter();
+    let mut gpus: Vec<Gpu> = personas
         .filter_map(|persona| Gpu::host(persona.name()).ok())
         .collect();
-    // Those that the build has most modules for come first: `gpus` would leave out what only later ones have.
+    // Then those that the build has most modules for: `gpus` would leave out what only later ones have.
     let n_modules = |gpu: &Gpu| images().iter().filter(|i| i.target == gpu.target()).count();
-    gpus.sort_by_key(|gpu| std::cmp::Reverse(n_modules(gpu)));
+    gpus.sort_by_key(|gpu| (is_unchecked(gpu), std::cmp::Reverse(n_modules(gpu))));
     if gpus.is_empty() {
         println!("skipped: built without the target host");
     }
     gpus
 }
 
-/// The emulated GPU without checks, in runs with those that have them.
-pub(crate) fn unchecked() -> Option<Gpu> {
-    let is_emulated = std::env::var_os("ROCMFORGE_TEST_DEVICE").is_none();
-    let quick = is_emulated.then(|| Gpu::host(Persona::Quick.name()));
-    quick?.ok()
+/// Whether it is the emulated GPU that checks no memory accesses.
+pub(crate) fn is_unchecked(gpu: &Gpu) -> bool {
+    gpu.target() == "host-quick"
 }
 
 /// The devices to run a kernel's test on: each of [`all_gpus`] whose kernels differ from those that were tested before.
@@ -81,22 +79,20 @@ fn has_module(gpu: &Gpu, module: &str) -> bool {
     built.any(|image| image.target == gpu.target() && image.module == module)
 }
 
-/// The devices of [`gpus`] for which the build has the kernels of a weight format, and the emulated GPU without checks if
-/// the one with the same kernels lacks them.
+/// The devices of [`gpus`] for which the build has the kernels of a weight format.
 pub(crate) fn gpus_of(ty: GgmlType) -> impl Iterator<Item = Gpu> {
+    gpus_of_all([ty])
+}
+
+/// The same of all of these formats.
+pub(crate) fn gpus_of_all<const N: usize>(types: [GgmlType; N]) -> impl Iterator<Item = Gpu> {
+    let has_all = move |gpu: &Gpu| types.iter().all(|&ty| has_format(gpu, ty));
     let all = all_gpus();
     assert!(
-        all.is_empty() || all.iter().any(|gpu| has_format(gpu, ty)),
-        "no device has kernels for {}",
-        ty.name()
+        all.is_empty() || all.iter().any(has_all),
+        "no device has kernels for {types:?}"
     );
-    let has = |gpu: &Gpu| has_format(gpu, ty);
-    let gfx10 = all.iter().find(|gpu| gpu.target() == "host-gfx10");
-    let quick = match gfx10.is_some_and(|gpu| !has(gpu)) {
-        true => unchecked().filter(has),
-        false => None,
-    };
-    gpus().filter(move |gpu| has_format(gpu, ty)).chain(quick)
+    gpus().filter(has_all)
 }
 
 /// Whether all modules that `tested` has loaded are the same images for `gpu`.
@@ -106,7 +102,12 @@ fn shares_kernels(tested: &Gpu, gpu: &Gpu) -> bool {
         let mut all = images().iter();
         all.find(|image| image.target == gpu.target() && image.module == module)
     };
+    // Compiled without checks all images are others. The kernels are, where the others have matrix units.
+    let of_units = ["gemm.", "attention_"];
     let is_same = |module: &&str| match (find(tested, module), find(gpu, module)) {
+        (Some(_), Some(_)) if is_unchecked(gpu) => {
+            !of_units.iter().any(|name| module.starts_with(name))
+        }
         (Some(one), Some(other)) => one.is_same(other),
         _ => false,
     };
@@ -152,13 +153,13 @@ pub(crate) fn repeats() -> Option<u64> {
     Some(repeats.parse().expect("a number"))
 }
 
-/// Every second case, from the first or the second on as `turn` says; all of them if repeats are asked for. Two lists that
-/// are combined so still have each of their entries with half of the other's.
+/// Every second case, from the first or the second on as `turn` says; all of them if repeats are asked for, and on a real
+/// GPU, which is fast. Two lists that are combined so still have each of their entries with half of the other's.
 pub(crate) fn every_second<T>(
     cases: impl IntoIterator<Item = T>,
     turn: usize,
 ) -> impl Iterator<Item = T> {
-    let has_all = repeats().is_some();
+    let has_all = repeats().is_some() || std::env::var_os("ROCMFORGE_TEST_DEVICE").is_some();
     let cases = cases.into_iter().enumerate();
     cases.filter_map(move |(i, case)| (has_all || (i + turn).is_multiple_of(2)).then_some(case))
 }
