@@ -15,6 +15,7 @@ use rocmforge_plan::{KvType, KvTypes};
 use rocmforge_runtime::gpu::GpuConfig;
 use rocmforge_testkit::models as synth;
 use rocmforge_testkit::models::families;
+use rocmforge_testkit::sweep::is_full_run;
 
 use crate::common::cases::test_cases;
 use crate::common::device::{config, short_model};
@@ -44,7 +45,7 @@ type Trace = Vec<(u32, u32)>;
 /// memory accesses; or the GPU that tests are to run on.
 fn gpus(on_hopper: bool) -> Vec<Device> {
     let mut gpus: Vec<GpuConfig> = test_gpu().into_iter().collect();
-    if std::env::var_os("ROCMFORGE_TEST_DEVICE").is_none() && (on_hopper || takes_all()) {
+    if std::env::var_os("ROCMFORGE_TEST_DEVICE").is_none() && (on_hopper || is_full_run()) {
         gpus.extend(hopper().filter(|hopper| gpus.iter().all(|gpu| gpu.id != hopper.id)));
     }
     let invariant = |gpu| GpuConfig {
@@ -54,11 +55,6 @@ fn gpus(on_hopper: bool) -> Vec<Device> {
     gpus.into_iter()
         .map(|gpu| Device::Gpu(invariant(gpu)))
         .collect()
-}
-
-/// Whether `.ci/run --full` runs the tests.
-fn takes_all() -> bool {
-    std::env::var_os("ROCMFORGE_TEST_REPEATS").is_some()
 }
 
 fn request(prompt: &[u32]) -> Request {
@@ -116,25 +112,19 @@ fn prompts(n_vocab: usize, mut alone: impl FnMut(&[u32]) -> Trace) -> Vec<Vec<u3
 
 test_cases! {
     traffic_does_not_change_bits:
-    llama_q4_k("llama", GgmlType::Q4_K, 1, KvType::F16.into(), true),
-    qwen3_q8_0_q4_0_cache("qwen3", GgmlType::Q8_0, 1, apart(KvType::Q8_0, KvType::Q4_0), false),
+    llama_q4_k("llama", GgmlType::Q4_K, KvType::F16.into(), false),
+    qwen3_q8_0_q4_0_cache("qwen3", GgmlType::Q8_0, apart(KvType::Q8_0, KvType::Q4_0), false),
 }
 
 #[test]
 #[ignore = "exhaustive: run by .ci/run --full"]
 fn traffic_of_experts_and_in_a_small_cache_does_not_change_bits() {
-    traffic_does_not_change_bits("qwen2moe", GgmlType::F16, 1, KvType::F16.into(), true);
-    traffic_does_not_change_bits("qwen3", GgmlType::Q8_0, 1, KvType::Q4_0.into(), true);
+    traffic_does_not_change_bits("qwen2moe", GgmlType::F16, KvType::F16.into(), true);
+    traffic_does_not_change_bits("qwen3", GgmlType::Q8_0, KvType::Q4_0.into(), true);
 }
 
-fn traffic_does_not_change_bits(
-    name: &str,
-    ty: GgmlType,
-    n_layers: usize,
-    kv_types: KvTypes,
-    on_hopper: bool,
-) {
-    let model = short_model(name, ty, n_layers);
+fn traffic_does_not_change_bits(name: &str, ty: GgmlType, kv_types: KvTypes, on_hopper: bool) {
+    let model = short_model(name, ty, 1);
     for device in gpus(on_hopper) {
         check(name, &model, kv_types, &device);
     }
@@ -169,7 +159,7 @@ fn check(name: &str, model: &Model, kv_types: KvTypes, device: &Device) {
     let expected: Vec<Trace> = prompts.iter().map(|prompt| alone(prompt)).collect();
     let random = &mut Random(7);
     // In the second round, all prompts are in the cache.
-    let n_rounds = 1 + usize::from(takes_all());
+    let n_rounds = 1 + usize::from(is_full_run());
     // The second cache is so small that sequences are preempted.
     for (max_seqs, max_batch_tokens, n_contexts) in [(12, 24, 6), (5, 70, 1)] {
         let config = EngineConfig {

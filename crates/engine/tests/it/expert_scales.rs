@@ -22,13 +22,14 @@ enum Factors {
 /// A model whose experts have factors.
 fn model(name: &str, factors: Factors) -> Model {
     let ty = GgmlType::F32;
-    let writer = models::model_of(name, ty, 4).or_else(|| families::model_of(name, ty, 4));
+    let writer = models::model_of(name, ty, 2).or_else(|| families::model_of(name, ty, 4));
     let bytes = writer.unwrap().unwrap().to_vec().unwrap();
     let gguf = Gguf::from_vec(bytes).unwrap();
     let mut out = Writer::new(gguf.metadata().str("general.architecture").unwrap());
     for (key, value) in gguf.metadata().iter() {
         out.set(key, value);
     }
+    let mut n_scaled = 0;
     for info in gguf.tensors() {
         let matrices = info.name.strip_suffix("_exps.weight");
         let scale = matrices.map(|name| format!("{name}_exps.scale"));
@@ -36,6 +37,7 @@ fn model(name: &str, factors: Factors) -> Model {
         let mut values = vec![0.0; info.n_elements() as usize];
         quant::dequantize(info.ty, gguf.tensor_data(info), &mut values).unwrap();
         if let Some(scale) = scale {
+            n_scaled += 1;
             let n_experts = info.dims[2];
             let by = uniform(&scale, n_experts as usize, 1.2, 0.6);
             match factors {
@@ -53,6 +55,7 @@ fn model(name: &str, factors: Factors) -> Model {
         out.add_tensor_f32(&info.name, &info.dims, info.ty, &values)
             .unwrap();
     }
+    assert!(n_scaled > 0, "{name} has experts");
     Model::load(Arc::new(Gguf::from_vec(out.to_vec().unwrap()).unwrap())).unwrap()
 }
 

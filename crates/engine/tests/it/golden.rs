@@ -61,7 +61,10 @@ fn check_row(label: &str, logits: &[f32], top: &Value, (clear_margin, gap_bound)
     }
 }
 
-for_each_variant!(forge_mini_matches_llama_cpp);
+for_each_variant!(
+    #[ignore = "exhaustive: formats like others"]
+    forge_mini_matches_llama_cpp
+);
 
 fn forge_mini_matches_llama_cpp(variant: &str) {
     let Some(path) = forge_mini_file(variant) else {
@@ -264,7 +267,7 @@ fn perplexity_of_forge_mtp_matches_llama_cpp() {
 
 test_cases! {
     perplexity_with_a_coded_cache_matches_f16:
-    q4_k_m(&forge_mini_path(), 6),
+    q4_k_m(&forge_mini_path(), 3),
 }
 
 #[test]

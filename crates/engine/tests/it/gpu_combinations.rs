@@ -51,19 +51,24 @@ fn mode(
 test_cases! {
     combined_modes_match_cpu:
     gpt2(mode("gpt2", KvType::F16, ALL, STOP)),
+    #[ignore = "exhaustive: modes that others combine"]
     qwen3_q8_0_shift(mode("qwen3", KvType::Q8_0, ALL, SHIFT)),
     qwen3_f8_shift_lora(Mode {
         adapters: &[("one", 0.7), ("two", -0.5)],
         ..mode("qwen3", KvType::F8E4M3, ALL, SHIFT)
     }),
+    #[ignore = "exhaustive: modes that others combine"]
     llama_f8_half_lora(Mode {
         adapters: &[("one", 1.0)],
         ..mode("llama", KvType::F8E4M3, HALF, STOP)
     }),
+    #[ignore = "exhaustive: modes that others combine"]
     phi3_q8_0_half_shift(mode("phi3", KvType::Q8_0, HALF, SHIFT)),
+    #[ignore = "exhaustive: modes that others combine"]
     llama_q4_0_shift(mode("llama", KvType::Q4_0, ALL, SHIFT)),
     llama_q8_0_q4_0_shift(mode("llama", apart(KvType::Q8_0, KvType::Q4_0), ALL, SHIFT)),
     phi3_f16_q8_0_half_shift(mode("phi3", apart(KvType::F16, KvType::Q8_0), HALF, SHIFT)),
+    #[ignore = "exhaustive: modes that others combine"]
     deepseek2_q8_0_shift(mode("deepseek2", KvType::Q8_0, ALL, SHIFT)),
     deepseek2_f8_half_cpu_experts(Mode {
         experts: Experts::OnCpu,

@@ -9,6 +9,7 @@ use rocmforge_engine::{EngineConfig, Event, KvTokens, PrefixSharing, Request, Re
 use rocmforge_plan::Fusion;
 use rocmforge_plan::{Dry, Mirostat, SamplingParams, Xtc};
 use rocmforge_plan::{KvType, KvTypes};
+use rocmforge_testkit::sweep::is_full_run;
 
 const PROMPTS: [&str; 8] = [
     "Once upon a time",
@@ -96,7 +97,10 @@ fn sampling(at: usize) -> SamplingParams {
     }
 }
 
-for_each_variant!(batching_is_bit_identical);
+for_each_variant!(
+    #[ignore = "exhaustive: formats like others"]
+    batching_is_bit_identical
+);
 
 fn batching_is_bit_identical(variant: &str) {
     assert_batching(variant, KvType::F16.into());
@@ -104,9 +108,12 @@ fn batching_is_bit_identical(variant: &str) {
 
 test_cases! {
     batching_with_a_coded_cache_is_bit_identical:
+    #[ignore = "exhaustive: types like others"]
     q8_0(KvType::Q8_0.into()),
     f8e4m3(KvType::F8E4M3.into()),
+    #[ignore = "exhaustive: types like others"]
     q5_1(KvType::Q5_1.into()),
+    #[ignore = "exhaustive: types like others"]
     q4_0(KvType::Q4_0.into()),
     q8_0_q4_0(apart(KvType::Q8_0, KvType::Q4_0)),
 }
@@ -195,10 +202,9 @@ fn chunked_prefill_is_bit_identical(kv_types: KvTypes) {
     let loaded = load(&models().join("forge-mini-Q4_K_M.gguf"));
     let text = PROMPTS.concat();
     let prompt = loaded.tokenizer.encode(&text, Default::default());
-    // The scalar loops are slow, and tests of the kernels have them with every type. So here they have one, unless repeats
-    // are asked for.
-    let has_scalar =
-        kv_types == KvType::F16.into() || std::env::var_os("ROCMFORGE_TEST_REPEATS").is_some();
+    // The scalar loops are slow, and tests of the kernels have them with every type. So here they have one, in chunks of one
+    // size, unless nothing is left out.
+    let has_scalar = kv_types == KvType::F16.into() || is_full_run();
     let isas = Isa::available().into_iter();
     for isa in isas.filter(|&isa| isa != Isa::Scalar || has_scalar) {
         let bits = |max_batch_tokens: usize, n_threads: usize| -> Vec<Vec<u32>> {
@@ -218,7 +224,10 @@ fn chunked_prefill_is_bit_identical(kv_types: KvTypes) {
         };
         let whole = bits(512, 2);
         let chunks: &[(usize, usize)] = match kv_types.same() {
-            Some(KvType::F16) => &[(1, 1), (3, 2), (17, 1), (64, 3)],
+            Some(KvType::F16) if isa != Isa::Scalar || is_full_run() => {
+                &[(1, 1), (3, 2), (17, 1), (64, 3)]
+            }
+            Some(KvType::F16) => &[(17, 2)],
             _ => &[(3, 2), (17, 1)],
         };
         for &(max_batch_tokens, n_threads) in chunks {

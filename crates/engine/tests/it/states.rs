@@ -43,24 +43,34 @@ fn config() -> EngineConfig {
     }
 }
 
-/// `for_each_state!(check)` defines a test for each family with states.
+/// `for_each_state!(check)` defines a test for each family with states. Those with layers like another's have the attribute that
+/// is given.
 macro_rules! for_each_state {
-    ($check:ident) => {
+    ($(#[$like:meta])? $check:ident) => {
         test_cases! {
             $check:
             lfm2("lfm2"),
+            $(#[$like])?
             lfm2moe("lfm2moe"),
             qwen35("qwen35"),
+            $(#[$like])?
             qwen35_wide("qwen35_wide"),
+            $(#[$like])?
             qwen35moe("qwen35moe"),
+            $(#[$like])?
             qwen3next("qwen3next"),
+            $(#[$like])?
             qwen3next_old("qwen3next_old"),
             mamba2("mamba2"),
+            $(#[$like])?
             granitehybrid("granitehybrid"),
+            $(#[$like])?
             granitehybrid_moe("granitehybrid_moe"),
             falcon_h1("falcon_h1"),
+            $(#[$like])?
             nemotron_h("nemotron_h"),
             nemotron_h_moe("nemotron_h_moe"),
+            $(#[$like])?
             nemotron_h_latent("nemotron_h_latent"),
             kimi_linear("kimi_linear"),
             jamba("jamba"),
@@ -132,7 +142,10 @@ fn run(engine: &mut Engine, prompts: &[Vec<u32>]) -> (Vec<Option<Trace>>, usize)
     (finished.collect(), n_cached)
 }
 
-for_each_state!(requests_get_what_they_get_alone);
+for_each_state!(
+    #[ignore = "exhaustive: layers like others"]
+    requests_get_what_they_get_alone
+);
 
 /// Prompts with common beginnings, together, one after the other on what the first left, and with too little memory for all.
 fn requests_get_what_they_get_alone(name: &str) {

@@ -154,8 +154,8 @@ fn gpu_times_add_up_from_launches() {
 #[test]
 fn moe_layers_are_few_launches() {
     let Some(gpu) = test_gpu() else { return };
-    let writer = synth::model("mixtral", GgmlType::Q8_0).unwrap().unwrap();
-    let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+    let writer = synth::model_of("mixtral", GgmlType::Q8_0, 2).unwrap();
+    let gguf = Gguf::from_vec(writer.unwrap().to_vec().unwrap()).unwrap();
     let model = Model::load(Arc::new(gguf)).unwrap();
     let steps = observed(&model, &gpu);
     let layer = ["route_one", "gemv_own_tiled_2", "gemv_summed_8"];

@@ -1,8 +1,8 @@
 //! One test function per case, so that cases run in parallel and a failure names its case.
 
-/// `test_cases! { check: name(args), ... }` defines tests `check::name`, which call `check(args)`.
+/// `test_cases! { check: name(args), ... }` defines tests `check::name`, which call `check(args)`. A case may have attributes.
 macro_rules! test_cases {
-    ($check:ident: $($name:ident($($arg:expr),+)),+ $(,)?) => {
+    ($check:ident: $($(#[$attribute:meta])* $name:ident($($arg:expr),+)),+ $(,)?) => {
         mod $check {
             #[allow(unused_imports, reason = "the arguments of some cases are only literals")]
             use super::*;
@@ -13,6 +13,7 @@ macro_rules! test_cases {
 
             $(
                 #[test]
+                $(#[$attribute])*
                 fn $name() {
                     super::$check($($arg),+);
                 }
@@ -47,27 +48,32 @@ macro_rules! for_each_model {
     };
 }
 
-/// `for_each_family!(check)` defines tests `check::glm4` and so on, which call `check("glm4")`.
+/// `for_each_family!(check)` defines tests `check::glm4` and so on, which call `check("glm4")`. Those of second shapes of an
+/// architecture have the attributes that are given.
 macro_rules! for_each_family {
-    (@all $check:ident: $($name:ident),+) => {
+    (@all $attributes:tt $check:ident: $($name:ident),+; $($second:ident),+) => {
         mod $check {
-            $(
-                #[test]
-                fn $name() {
-                    super::$check(stringify!($name));
-                }
-            )+
+            $($crate::common::cases::for_each_family! { @one () $check $name })+
+            $($crate::common::cases::for_each_family! { @one $attributes $check $second })+
 
             #[test]
             fn covers_every_family() {
                 let names = rocmforge_testkit::models::families::names();
-                assert_eq!([$(stringify!($name)),+].as_slice(), names.collect::<Vec<_>>());
+                let all = [$(stringify!($name)),+].into_iter().chain([$(stringify!($second)),+]);
+                assert_eq!(all.collect::<Vec<_>>(), names.collect::<Vec<_>>());
             }
         }
     };
-    ($check:ident) => {
+    (@one ($(#[$attribute:meta])*) $check:ident $name:ident) => {
+        #[test]
+        $(#[$attribute])*
+        fn $name() {
+            super::$check(stringify!($name));
+        }
+    };
+    ($(#[$attribute:meta])* $check:ident) => {
         $crate::common::cases::for_each_family! {
-            @all $check: qwen2vl, qwen2_5_omni, qwen3vl, qwen3vlmoe, glm4, glm4_vision, glm4moe, glm4moe_wide, minimax_m2, minicpm,
+            @all ($(#[$attribute])*) $check: qwen2vl, qwen2_5_omni, qwen3vl, qwen3vlmoe, glm4, glm4_vision, glm4moe, glm4moe_wide, minimax_m2, minicpm,
             granitemoe, bailingmoe, bailingmoe2, ernie4_5, ernie4_5_moe, hunyuan_dense, hunyuan_moe, hy_v3,
             muse_glimmer, command_r, cohere2, exaone4, exaone4_windows, olmoe, gemma, deepseek, stablelm,
             stablelm_parallel, internlm2, phi2, falcon, falcon_two_norms, nemotron, arcee, dots1,
@@ -79,7 +85,7 @@ macro_rules! for_each_family {
             mamba2, granitehybrid, granitehybrid_moe, falcon_h1, nemotron_h, nemotron_h_moe, nemotron_h_latent,
             kimi_linear, bailingmoe3, jamba, mamba, falcon_mamba, plamo2,
             exaone, chatglm, deepseek2_ocr, hunyuan_vl, paddleocr, plm, plamo3, jais2, arctic, openelm, olmo, deci, bitnet, grok,
-            command_r_plus, stablelm_12b,
+            command_r_plus, stablelm_12b;
             gpt_oss_thirds, mistral3_tied, minimax_m2_single, qwen3vl_eighths, qwen3vlmoe_thirds, granitemoe_single,
             ernie4_5_single, ernie4_5_moe_sevenths, hunyuan_dense_thirds, hunyuan_moe_sevenths, step35_single,
             mimo2_sevenths, gemma_single, phi2_fused,
@@ -99,29 +105,33 @@ macro_rules! for_each_family {
 }
 
 /// `for_each_variant!(check)` defines tests `check::q4_k_m` and so on, which call `check("Q4_K_M")` for every variant
-/// of forge-mini with golden results.
+/// of forge-mini with golden results. Those of formats like another one have the attributes that are given.
 macro_rules! for_each_variant {
-    (@all $check:ident: $($name:ident $variant:literal),+) => {
+    (@all $attributes:tt $check:ident: $($name:ident $variant:literal),+; $($like:ident $like_variant:literal),+) => {
         mod $check {
-            $(
-                #[test]
-                fn $name() {
-                    super::$check($variant);
-                }
-            )+
+            $($crate::common::cases::for_each_variant! { @one () $check $name $variant })+
+            $($crate::common::cases::for_each_variant! { @one $attributes $check $like $like_variant })+
 
             #[test]
             fn covers_every_variant() {
                 let golden = $crate::common::golden();
                 let variants = golden["variants"].as_object().unwrap();
-                assert_eq!([$($variant),+].len(), variants.len());
+                assert_eq!([$($variant,)+ $($like_variant),+].len(), variants.len());
             }
         }
     };
-    ($check:ident) => {
+    (@one ($(#[$attribute:meta])*) $check:ident $name:ident $variant:literal) => {
+        #[test]
+        $(#[$attribute])*
+        fn $name() {
+            super::$check($variant);
+        }
+    };
+    ($(#[$attribute:meta])* $check:ident) => {
         $crate::common::cases::for_each_variant! {
-            @all $check: bf16 "BF16", f16 "F16", mxfp4 "MXFP4", q2_k "Q2_K", q3_k_m "Q3_K_M", q4_0 "Q4_0", q4_1 "Q4_1",
-            q4_k_m "Q4_K_M", q5_0 "Q5_0", q5_1 "Q5_1", q5_k_m "Q5_K_M", q6_k "Q6_K", q8_0 "Q8_0"
+            @all ($(#[$attribute])*) $check: f16 "F16", mxfp4 "MXFP4", q4_k_m "Q4_K_M", q8_0 "Q8_0";
+            bf16 "BF16", q2_k "Q2_K", q3_k_m "Q3_K_M", q4_0 "Q4_0", q4_1 "Q4_1", q5_0 "Q5_0", q5_1 "Q5_1",
+            q5_k_m "Q5_K_M", q6_k "Q6_K"
         }
     };
 }
