@@ -13,6 +13,7 @@ use rocmforge_plan::{Fusion, KvType};
 use rocmforge_testkit::models::dflash::{Dflash, dflash};
 use rocmforge_testkit::models::eagle3::{Eagle3, eagle3};
 use rocmforge_testkit::models::{self, families};
+use rocmforge_testkit::sweep::{every_nth, is_full_run};
 
 /// Counts live bytes of each thread and their peak.
 struct Counting;
@@ -226,14 +227,9 @@ fn is_first(name: &str) -> bool {
 
 /// Tries keys on every fourth model, from `shard` on: those of all models on the first of an architecture, which may read
 /// a key that its released files do not have, and their own on others.
-fn any_value_of_any_key(shard: usize) {
-    let keys = keys();
-    assert!(keys.len() > 50, "{keys:?}");
-    // Every second value, others for each key and model; every value if repeats are asked for.
-    let own_step = match std::env::var_os("ROCMFORGE_TEST_REPEATS") {
-        Some(_) => 1,
-        None => 2,
-    };
+fn tries_keys(keys: &BTreeSet<String>, shard: usize) {
+    // Every third value, others for each key and model; every value in a full run.
+    let own_step = if is_full_run() { 1 } else { 3 };
     let mut n_refused = 0;
     for (m, name) in names().enumerate().skip(shard).step_by(4) {
         let whole = model(name);
@@ -310,8 +306,9 @@ fn any_value_of_any_key_beside(target: &str, own: &Writer<'_>, n_least: usize) {
         .map(|key| format!("{}.{key}", arch(&gguf)));
     let own_keys = gguf.metadata().iter().map(|(key, _)| key.to_string());
     let all: BTreeSet<String> = of_others.chain(own_keys).collect();
-    for key in all.iter().filter(|key| !key.starts_with("general.")) {
-        for value in values() {
+    let all = all.iter().filter(|key| !key.starts_with("general."));
+    for (turn, key) in all.enumerate() {
+        for value in every_nth(2, turn, values()) {
             let what = format!("{key} = {value:?}");
             let mut changed = own.clone();
             changed.set(key, value);
@@ -343,22 +340,17 @@ fn any_value_of_any_key_beside(target: &str, own: &Writer<'_>, n_least: usize) {
     assert!(n_refused > n_least, "{n_refused}");
 }
 
+/// In one test, since the keys of all models take as long as those of a shard.
 #[test]
-fn any_value_of_any_key_0() {
-    any_value_of_any_key(0);
-}
-
-#[test]
-fn any_value_of_any_key_1() {
-    any_value_of_any_key(1);
-}
-
-#[test]
-fn any_value_of_any_key_2() {
-    any_value_of_any_key(2);
-}
-
-#[test]
-fn any_value_of_any_key_3() {
-    any_value_of_any_key(3);
+fn any_value_of_any_key() {
+    let keys = keys();
+    assert!(keys.len() > 50, "{keys:?}");
+    std::thread::scope(|scope| {
+        for shard in 0..4 {
+            scope.spawn({
+                let keys = &keys;
+                move || tries_keys(keys, shard)
+            });
+        }
+    });
 }
