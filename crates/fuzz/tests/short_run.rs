@@ -6,19 +6,18 @@ use std::path::PathBuf;
 
 use rocmforge_fuzz::{Mutator, TARGETS, Target};
 
-/// Mutations per target; some seconds for all targets in a dev build. With `ROCMFORGE_TEST_REPEATS`, four
-/// times as many for each repeat.
-const ROUNDS: [(&str, usize); 10] = [
-    ("gguf", 20_000),
-    ("split", 500),
-    ("tokenizer", 3_000),
-    ("text", 1_000),
-    ("template", 1_000),
-    ("grammar", 200),
-    ("http", 10_000),
-    ("adapter", 5_000),
-    ("tuning", 20_000),
-    ("external", 250),
+/// Mutations per target; some seconds for all targets in a dev build. And as many for each repeat of `ROCMFORGE_TEST_REPEATS`.
+const ROUNDS: [(&str, usize, usize); 10] = [
+    ("gguf", 20_000, 80_000),
+    ("split", 500, 2_000),
+    ("tokenizer", 3_000, 12_000),
+    ("text", 1_000, 4_000),
+    ("template", 1_000, 4_000),
+    ("grammar", 200, 800),
+    ("http", 10_000, 40_000),
+    ("adapter", 5_000, 20_000),
+    ("tuning", 20_000, 80_000),
+    ("external", 60, 1_000),
 ];
 
 /// Runs one input; saves it if it shows a bug.
@@ -37,7 +36,7 @@ fn run(target: Target, name: &str, data: &[u8]) {
 
 fn short_run(name: &str) {
     let target = Target::find(name).unwrap();
-    let (_, rounds) = ROUNDS.iter().find(|(of, _)| *of == name).unwrap();
+    let &(_, few, many) = ROUNDS.iter().find(|(of, ..)| *of == name).unwrap();
     let mut corpus = Vec::new();
     for (file, data) in target.corpus().unwrap() {
         run(target, &file, &data);
@@ -45,9 +44,10 @@ fn short_run(name: &str) {
     }
     let mut mutator = Mutator::new(1, target.max_bytes);
     let repeats = std::env::var("ROCMFORGE_TEST_REPEATS");
-    let repeats: usize =
-        repeats.map_or(1, |repeats| 4 * repeats.parse::<usize>().expect("a number"));
-    for round in 0..rounds * repeats {
+    let rounds = repeats.map_or(few, |repeats| {
+        many * repeats.parse::<usize>().expect("a number")
+    });
+    for round in 0..rounds {
         run(
             target,
             &format!("mutation {round}"),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rocmforge_testkit::sweep::is_full_run;
 use serde_json::Value;
 
 use crate::program::{Run, command, finish, repository, run};
@@ -218,12 +219,17 @@ fn reports_a_lost_device() {
         };
         let whole = generate(&vendor, &library, &flags).ok();
         // Later and later, until the run completes.
-        for (what, fault, count, stride) in [
-            ("launch", "-DLAUNCH_CODE=719", "-DGOOD_LAUNCHES", 300),
-            ("wait", "-DEVENT_SYNC_CODE=719", "-DGOOD_EVENT_SYNCS", 6),
+        for (what, fault, count, strides) in [
+            ("launch", "-DLAUNCH_CODE=719", "-DGOOD_LAUNCHES", [300, 500]),
+            (
+                "wait",
+                "-DEVENT_SYNC_CODE=719",
+                "-DGOOD_EVENT_SYNCS",
+                [6, 9],
+            ),
         ] {
             let mut n_partial = 0;
-            for n in (0..).step_by(stride) {
+            for n in (0..).step_by(strides[usize::from(!is_full_run())]) {
                 let good = format!("{count}={n}");
                 let faults = [&works[..], &[fault, &good]].concat();
                 let Some(library) = stub(&vendor, &format!("cli-lost-{what}"), &faults) else {

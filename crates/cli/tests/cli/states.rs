@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use rocmforge_gguf::{GgmlType, Gguf, LoadMode, Writer};
 use rocmforge_quantize::imatrix::Imatrix;
 use rocmforge_testkit::models::families;
+use rocmforge_testkit::sweep::first;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -137,7 +138,7 @@ fn quantizes_recurrent_layers_by_importance() {
 /// A profile has the operations of recurrent layers, and the checks pass them.
 #[test]
 fn profiles_benches_and_checks_recurrent_layers() {
-    for name in MODELS {
+    for name in first(1, MODELS) {
         let folder = Folder::with(name);
         let model = folder.name("model.gguf");
         let profile = run(&[

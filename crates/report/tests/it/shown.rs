@@ -35,17 +35,30 @@ fn n_dots(profile: &Profile) -> usize {
 
 #[test]
 fn page_draws_its_plots() {
-    let Some(browser) = chromium() else { return };
-    for (profile, size, theme, [main, second, third, panel]) in [
+    draws_plots(&[
         (fixture::cpu(), [1280, 4200], Theme::Light, LIGHT),
         (fixture::gpu(), [1280, 5200], Theme::Dark, DARK),
-        (fixture::cpu(), [420, 7000], Theme::Light, LIGHT),
-    ] {
-        let shown = show(&browser, "page.html", &html(&profile), size, theme);
+    ]);
+}
+
+#[test]
+#[ignore = "exhaustive: another width"]
+fn page_draws_its_plots_on_a_phone() {
+    draws_plots(&[(fixture::cpu(), [420, 7000], Theme::Light, LIGHT)]);
+}
+
+/// A profile, the size of the window, and the theme with its colours.
+type Page = (Profile, [usize; 2], Theme, [[u8; 3]; 4]);
+
+/// Draws pages, and looks for the colours of their plots and panels.
+fn draws_plots(pages: &[Page]) {
+    let Some(browser) = chromium() else { return };
+    for &(ref profile, size, theme, [main, second, third, panel]) in pages {
+        let shown = show(&browser, "page.html", &html(profile), size, theme);
         assert_eq!(shown.console, Vec::<String>::new());
         assert_eq!(
             drawn(&shown.dom, "id=\"roofline-plot\" data-drawn=\""),
-            Some(n_dots(&profile))
+            Some(n_dots(profile))
         );
         assert_eq!(
             drawn(&shown.dom, "id=\"timeline-plot\" data-drawn=\""),

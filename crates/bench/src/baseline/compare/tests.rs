@@ -8,6 +8,7 @@ use super::super::rules::Thresholds;
 use super::*;
 use crate::pace::PACE;
 use ComparisonResult::{Improved, Ok, Regression};
+use rocmforge_testkit::sweep::is_full_run;
 
 fn benchmark(ms: &[f64]) -> Benchmark {
     of(Measurement::of_times("a", ms).unwrap())
@@ -48,11 +49,12 @@ fn noisy(random: &mut Random, n: usize, ms: f64, noise: f64) -> Vec<f64> {
     (0..n).map(|_| ms * (noise * normal()).exp()).collect()
 }
 
-/// The share of `n_draws` comparisons that end as `wanted`: `n` noisy samples per side, the later ones `factor` times
-/// as long.
+/// The share of `n_draws` comparisons (or in the short run of half as many) that end as `wanted`: `n` noisy samples per side,
+/// the later ones `factor` times as long.
 fn rate(wanted: ComparisonResult, (noise, n): (f64, usize), factor: f64, n_draws: usize) -> f64 {
     let mut random = Random(7);
     let mut found = 0;
+    let n_draws = if is_full_run() { n_draws } else { n_draws / 2 };
     for _ in 0..n_draws {
         let then = benchmark(&noisy(&mut random, n, 10.0, noise));
         let now = benchmark(&noisy(&mut random, n, 10.0 * factor, noise));
