@@ -84,7 +84,7 @@ fn gpu_tests(proof: &mut Proof, label: &str, start: &dyn Fn(&Path) -> Command) -
     Ok(())
 }
 
-/// The command that runs the tests of an engine module on the device; those whose name contains `filter`.
+/// The command that runs the tests of an engine module on the device, exhaustive ones too; those whose name contains `filter`.
 pub(super) fn engine_tests(proof: &Proof, name: &str, filter: &str) -> Result<Command> {
     let mut modules = modules(proof, ENGINE)?;
     let module = modules.remove(name);
@@ -92,7 +92,8 @@ pub(super) fn engine_tests(proof: &Proof, name: &str, filter: &str) -> Result<Co
     let tests: Vec<&String> = module.tests.iter().filter(|t| t.contains(filter)).collect();
     ensure!(!tests.is_empty(), "{name} has no test called {filter}");
     let mut command = on_device(proof, Command::new(module.program));
-    command.arg("--exact").args(tests).arg("--nocapture");
+    command.args(["--include-ignored", "--exact"]);
+    command.args(tests).arg("--nocapture");
     // The tests read models from ../../models.
     command.env("CARGO_MANIFEST_DIR", proof.pack.join("crates/engine"));
     Ok(command)
