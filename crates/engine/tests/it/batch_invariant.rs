@@ -112,7 +112,7 @@ fn prompts(n_vocab: usize, mut alone: impl FnMut(&[u32]) -> Trace) -> Vec<Vec<u3
 
 test_cases! {
     traffic_does_not_change_bits:
-    llama_q4_k("llama", GgmlType::Q4_K, KvType::F16.into(), false),
+    llama_q4_k("llama", GgmlType::Q4_K, KvType::F16.into(), true),
     qwen3_q8_0_q4_0_cache("qwen3", GgmlType::Q8_0, apart(KvType::Q8_0, KvType::Q4_0), false),
 }
 
