@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rocmforge_fuzz::{Mutator, TARGETS, Target};
 
-/// Mutations per target; some seconds for all targets in a dev build. And as many for each repeat of `ROCMFORGE_TEST_REPEATS`.
+/// Mutations of a target, some seconds for all targets in a dev build; and those of each repeat of `ROCMFORGE_TEST_REPEATS`.
 const ROUNDS: [(&str, usize, usize); 10] = [
     ("gguf", 20_000, 80_000),
     ("split", 500, 2_000),
