@@ -106,7 +106,8 @@ pub fn is_embedding(name: &str) -> bool {
     matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
 }
 
-/// Adds `factor * B A` to a matrix of rows of `n_in` values.
+/// Adds `factor * B A` to a matrix `[n_out, n_in]`: `a` `[rank, n_in]`, `b` `[n_out, rank]`. Of embeddings, `factor * A B^T`:
+/// `a` `[n_out, rank]`, `b` `[n_in, rank]`.
 pub fn add_product(
     sum: &mut [f64],
     n_in: usize,

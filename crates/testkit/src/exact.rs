@@ -1,6 +1,6 @@
 //! Arithmetic in f64, of definitions that tests compare with. It is here because test programs are not optimized.
 
-/// Products of the rows of a matrix with `x`.
+/// Products of `x` with the rows of a matrix `[n_out, x.len()]`.
 pub fn product(x: &[f64], matrix: &[f64]) -> Vec<f64> {
     let rows = matrix.chunks(x.len());
     let dot = |row: &[f64]| row.iter().zip(x).map(|(a, b)| a * b).sum();
