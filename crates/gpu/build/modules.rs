@@ -18,6 +18,9 @@ const FORMATS: &[&str] = computed_formats!(names);
 /// The one of them whose weights do not become f16 numbers. `kernels/hopper/format/*.hip` are compiled for the others.
 const FULL: &str = "F32";
 
+/// Those that are not quantized. `kernels/hopper/quantized/*.hip` are compiled for the others.
+const FLOATS: [&str; 3] = [FULL, "F16", "BF16"];
+
 macro_rules! types {
     ($($name:ident: $keys:ident $values:ident),*) => {
         &[$([stringify!($name), stringify!($keys), stringify!($values)]),*]
@@ -88,17 +91,14 @@ pub(crate) fn all(kernels: &Path) -> Vec<Module> {
         file,
         only: Some(HOPPER),
     }));
-    let halves: Vec<&str> = FORMATS
-        .iter()
-        .copied()
-        .filter(|&name| name != FULL)
-        .collect();
-    for (folder, formats, only) in [
-        ("format", FORMATS, None),
-        ("hopper/format", &halves, Some(HOPPER)),
+    for (folder, without, only) in [
+        ("format", [].as_slice(), None),
+        ("hopper/format", &[FULL], Some(HOPPER)),
+        ("hopper/quantized", &FLOATS, Some(HOPPER)),
     ] {
+        let formats = || FORMATS.iter().filter(|&format| !without.contains(format));
         for file in hip_files(&kernels.join(folder)) {
-            all.extend(formats.iter().map(|format| Module {
+            all.extend(formats().map(|format| Module {
                 name: format!("{}.{format}", stem(&file)),
                 defines: vec![format!("-DFORMAT={format}")],
                 file: file.clone(),

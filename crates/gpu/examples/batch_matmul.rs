@@ -11,7 +11,7 @@ use rocmforge_gguf::{GgmlType, quant};
 use rocmforge_gpu::ops::{self, Product};
 use rocmforge_gpu::{
     ActFormat, ActsBuffer, BatchQuantizedMatmul, Buffer, DeviceId, Event, Gpu, GpuError,
-    MatmulInput, Matrix, OpenOptions, OutMode, QuantizedMatmulOp, WeightHandle,
+    MatmulInput, Matrix, OpenOptions, OutMode, QuantizedMatmulOp, RowOrder, WeightHandle,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -110,6 +110,7 @@ impl Single {
             ty: self.ty,
             n_out: self.shape[0],
             n_in: self.shape[1],
+            order: RowOrder::Apart,
             data: self.weight.as_slice(),
         }
     }

@@ -9,7 +9,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use rocmforge_gguf::{Gguf, LoadMode, TensorInfo};
-use rocmforge_gpu::{Buffer, Event, Gpu, Matrix, OpenOptions, Pinned, Uploader, chunk_bytes, ops};
+use rocmforge_gpu::{
+    Buffer, Event, Gpu, Matrix, OpenOptions, Pinned, RowOrder, Uploader, chunk_bytes, ops,
+};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -42,6 +44,7 @@ impl Packed {
             ty: self.ty,
             n_out: self.shape[0],
             n_in: self.shape[1],
+            order: RowOrder::Apart,
             data: self.data.as_slice(),
         }
     }

@@ -16,6 +16,11 @@
 //              of 256 bytes; rows are padded with zeros to a multiple of 32 values (float formats). Behind the planes is
 //              the matrix's `Range`.
 //
+// Quantized rows of a matrix may lie in tiles of 16 rows (Hopper): a plane has 256 values of each of these, then the next 256 of
+// each. A GEMM of few rows of activations reads 64 bytes of each row at a time, and is faster where the rows are close. A GEMV
+// reads 512 bytes of a row, and is slower there. A kernel that defines ROWS_APART takes no matrices in tiles; one that defines
+// ROWS_IN_TILES takes no others.
+//
 // In planes, the codes of 32 values are arranged so that a shift and a mask extract four at a time as bytes of a word
 // (word w of 8 holds values 4w .. 4w + 3):
 //
@@ -26,6 +31,13 @@
 #pragma once
 #include "gpu.h"
 #include "grids.h"
+
+#if !defined(GPU_NVIDIA) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
+#define ROWS_APART
+#endif
+#if defined(ROWS_APART) && defined(ROWS_IN_TILES)
+#error "a matrix lies in tiles or does not"
+#endif
 
 struct File {};
 struct Planes {};
@@ -38,14 +50,28 @@ struct Plane {
 constexpr u32 PLANE_ALIGN = 256;
 // Rows in planes are padded to a multiple of this many values.
 constexpr u32 UNIT = 32;
+// Rows of a tile, and values of a row that follow one another there.
+constexpr u32 ROWS_PER_TILE = 16, RUN = 256;
 
 // A matrix `[n_out, n_in]` in planes.
 struct Weights {
+    // The planes. The lowest bits are the number of the other rows of a tile: 0 if the rows do not lie in tiles.
     u8* data;
     u32 n_out;
     u32 n_in;
     FIELDS(data, n_out, n_in)
 };
+DEV u32 other_rows_of_tile([[maybe_unused]] const Weights& w) {
+#if defined(ROWS_APART)
+    return 0;
+#elif defined(ROWS_IN_TILES)
+    return ROWS_PER_TILE - 1;
+#else
+    return (u32)(u64)w.data & (PLANE_ALIGN - 1);
+#endif
+}
+// The planes, without these bits.
+DEV u8* planes_of(const Weights& w) { return w.data - other_rows_of_tile(w); }
 
 // ---------------------------------------------------------------------------------------------- reading
 template <typename P> DEV P stream(const u8* p) {
@@ -985,35 +1011,50 @@ template <typename T> struct Block<T, File> {
 
 template <typename T> struct Block<T, Planes> {
     u8* plane[T::N_PLANES];
+    // The other rows of a tile.
+#if defined(ROWS_APART)
+    static constexpr u32 n_others = 0;
+#elif defined(ROWS_IN_TILES)
+    static constexpr u32 n_others = ROWS_PER_TILE - 1;
+#else
+    u32 n_others;
+#endif
 
     template <u32 K = 0> DEV_MEMBER static void start(Block& block, const Weights& w, u8* data, u32 row) {
         if constexpr (K < T::N_PLANES) {
             constexpr Plane P = T::PLANES[K];
             u64 row_bytes = (u64)(padded_len(w.n_in) / P.values) * P.bytes;
-            block.plane[K] = data + row * row_bytes;
+            const u32 in_tile = T::FLOAT ? 0 : row & block.n_others;
+            block.plane[K] = data + (row - in_tile) * row_bytes + in_tile * (RUN / P.values * P.bytes);
             u64 plane_bytes = (w.n_out * row_bytes + PLANE_ALIGN - 1) / PLANE_ALIGN * PLANE_ALIGN;
             start<K + 1>(block, w, data + plane_bytes, row);
         }
     }
     DEV_MEMBER static Block of(const Weights& w, u32 row) {
         Block block;
-        start(block, w, w.data, row);
+#if !defined(ROWS_APART) && !defined(ROWS_IN_TILES)
+        block.n_others = other_rows_of_tile(w);
+#endif
+        start(block, w, planes_of(w), row);
         return block;
     }
 
     // Where the planes end.
-    template <u32 K = 0> DEV_MEMBER static u8* end(const Weights& w, u8* data) {
+    DEV_MEMBER static u8* end(const Weights& w) { return end_from<0>(w, planes_of(w)); }
+    template <u32 K> DEV_MEMBER static u8* end_from(const Weights& w, u8* data) {
         if constexpr (K < T::N_PLANES) {
             constexpr Plane P = T::PLANES[K];
             u64 bytes = (u64)w.n_out * (padded_len(w.n_in) / P.values) * P.bytes;
-            return end<K + 1>(w, data + (bytes + PLANE_ALIGN - 1) / PLANE_ALIGN * PLANE_ALIGN);
+            return end_from<K + 1>(w, data + (bytes + PLANE_ALIGN - 1) / PLANE_ALIGN * PLANE_ALIGN);
         }
         return data;
     }
 
     template <u32 K> DEV_MEMBER u8* field(u32 chunk) const {
         constexpr Plane P = T::PLANES[K];
-        return plane[K] + chunk * T::CHUNK / P.values * P.bytes;
+        const u32 at = chunk * T::CHUNK / P.values * P.bytes;
+        if constexpr (T::FLOAT) return plane[K] + at;
+        return plane[K] + (at + n_others * (at & ~(RUN / P.values * P.bytes - 1)));
     }
 
     struct Load {

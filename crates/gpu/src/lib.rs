@@ -53,7 +53,8 @@ pub use kv::{KvLayer, KvShape, KvType, KvTypes};
 pub use limit::Limit;
 pub use memory::{Buffer, Slice};
 pub use operands::{
-    ActFormat, Activation, Acts, ActsBuffer, ExpertMatrices, Matrix, OutMode, Source, SourceRows,
+    ActFormat, Activation, Acts, ActsBuffer, ExpertMatrices, Matrix, OutMode, RowOrder, Source,
+    SourceRows,
 };
 pub use pinned::Pinned;
 pub use ranges::NamedRange;

@@ -158,6 +158,11 @@ impl Address {
     /// The address of an operand that is missing.
     pub(crate) const NULL: Address = Address(0);
 
+    /// The address with these of its lowest bits set, which are zeros.
+    pub(crate) fn with_bits(self, bits: u64) -> Address {
+        Address(self.0 | bits)
+    }
+
     pub(crate) fn is_aligned_to(self, n_bytes: u64) -> bool {
         self.0.is_multiple_of(n_bytes)
     }

@@ -63,6 +63,14 @@ impl EngineConfig {
             ..self
         }
     }
+
+    /// Rows of the products of answers at most: of all sequences, and of any number if one row is computed like many.
+    pub(crate) fn answer_rows(&self) -> usize {
+        match &self.device {
+            Device::Gpu(gpu) if gpu.batch_invariant => usize::MAX,
+            Device::Cpu | Device::Gpu(_) => self.max_seqs,
+        }
+    }
 }
 
 impl Default for EngineConfig {

@@ -63,7 +63,7 @@ use timed::{TimedStep, Timing};
 use transfers::Transfers;
 use tune::{IdleTuning, Tuner};
 use weights::DeviceWeights;
-pub(crate) use weights::file_bytes;
+pub(crate) use weights::{file_bytes, row_orders};
 
 /// The sizes of graphs are powers of two up to this many sequences, and multiples of [`BUCKET_STEP`] beyond.
 const LAST_POWER: usize = 64;
@@ -84,6 +84,8 @@ pub struct GpuOptions {
     pub max_sampled: usize,
     /// Maximum sequences of a step.
     pub max_seqs: usize,
+    /// Rows of the products of answers at most, for which the order of weights is chosen. A check has those of what it checks.
+    pub answer_rows: usize,
     /// Tokens per KV-cache block.
     pub page: usize,
     /// Blocks of the KV cache.
@@ -230,7 +232,7 @@ impl GpuBackend {
         let no_ranges =
             no_ranges.map(|reason| format!("operations have no names for a profiler: {reason}"));
         let notices = no_ranges.into_iter().collect();
-        let weights = DeviceWeights::upload(&gpu, &plan, weights)?;
+        let weights = DeviceWeights::upload(&gpu, &plan, weights, options.answer_rows)?;
         let total = gpu.allocated_bytes() - before;
         Ok(GpuBackend {
             name,

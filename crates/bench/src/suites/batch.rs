@@ -5,7 +5,7 @@
 
 use rocmforge_cpu as cpu;
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::{Activation, Buffer, Gpu, GpuError, Matrix, OutMode, ops};
+use rocmforge_gpu::{Activation, Buffer, Gpu, GpuError, Matrix, OutMode, RowOrder, ops};
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
 use crate::error::BenchError;
@@ -271,6 +271,7 @@ fn on_gpu(
                         ty,
                         n_out,
                         n_in: set.n_in,
+                        order: RowOrder::Apart,
                         data: copies[i].as_slice(),
                     },
                     bias: None,

@@ -6,7 +6,7 @@
 use rocmforge_cpu as cpu;
 use rocmforge_gguf::GgmlType;
 use rocmforge_gguf::quant::mxfp6::{self, E2M3, E3M2};
-use rocmforge_gpu::{Gpu, Matrix, ops};
+use rocmforge_gpu::{Gpu, Matrix, RowOrder, ops};
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
 use crate::error::BenchError;
@@ -119,6 +119,7 @@ fn on_gpu(
                     ty,
                     n_out: side,
                     n_in: side,
+                    order: RowOrder::Apart,
                     data: blocks,
                 };
                 ops::dequantize(gpu, &matrix, out)

@@ -6,7 +6,7 @@
 
 use rocmforge_cpu as cpu;
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::{ActsBuffer, Buffer, Gpu, GpuError, Matrix, OutMode, ops};
+use rocmforge_gpu::{ActsBuffer, Buffer, Gpu, GpuError, Matrix, OutMode, RowOrder, ops};
 use rocmforge_plan::act_format;
 
 use crate::case::{Case, Prepared, Work, time_cpu, time_gpu};
@@ -158,6 +158,7 @@ pub(super) fn upload(
             ty,
             n_out,
             n_in,
+            order: RowOrder::Apart,
             data: packed.as_slice(),
         };
         ops::repack(gpu, file.as_slice(), &matrix, 0)?;
@@ -201,6 +202,7 @@ fn on_gpu(
                     ty,
                     n_out,
                     n_in,
+                    order: RowOrder::Apart,
                     data: matrices[i].as_slice(),
                 },
                 bias: None,

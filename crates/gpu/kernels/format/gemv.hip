@@ -3,6 +3,9 @@
 //
 // The numbers in the names are the rows of w per wave and the maximum number of rows of activations, of a job or of a
 // tile. Equal products have equal bits in all kernels.
+#if !defined(ROWS_IN_TILES)
+#define ROWS_APART
+#endif
 #include "gemv_summed.h"
 
 GEMV_KERNEL(gemv_1_1, Few, BLOCKS_ONE_ROW) { gemv<1, 1>(p); }

@@ -45,7 +45,7 @@ KERNEL(repack, RepackParams, THREADS) {
         Block<FORMAT, Planes>::of(p.w, p.first_row + row).store(chunk, t);
     }
     if constexpr (HAS_RANGE<FORMAT>) {
-        Range* range = (Range*)Block<FORMAT, Planes>::end(p.w, p.w.data);
+        Range* range = (Range*)Block<FORMAT, Planes>::end(p.w);
         range->add(t, place_in_block<FORMAT>(chunk), valid);
     }
 }

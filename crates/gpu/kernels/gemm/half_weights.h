@@ -41,7 +41,7 @@ template <typename F> struct HalfWeights {
         const u32 bytes = SIGNED ? codes[w] ^ 0x80808080u : codes[w];
         return fma_halves(bytes >> 8 * odd & mask, factor[w / 4], term[w / 4]);
     }
-    DEV_MEMBER static float up(const Weights& w) { return ((const Range*)Block<F, Planes>::end(w, w.data))->up(); }
+    DEV_MEMBER static float up(const Weights& w) { return ((const Range*)Block<F, Planes>::end(w))->up(); }
     DEV_MEMBER static float down(float up) { return CODE_ONE / up; }
 };
 
@@ -92,7 +92,7 @@ template <typename F> struct HalfWeights<Floats<F>> {
     }
     // A power of two that makes the largest weight a number below 2^15. Of F16 it is 1, which the compiler does not know.
     DEV_MEMBER static float up(const Weights& w) {
-        if constexpr (SCALED) return ((const Range*)Block<F, Planes>::end(w, w.data))->up();
+        if constexpr (SCALED) return ((const Range*)Block<F, Planes>::end(w))->up();
         else return bits<float>(bits<u32>(1.0f) + (w.n_in >> 31));
     }
     DEV_MEMBER static float down(float up) { return 1.0f / up; }

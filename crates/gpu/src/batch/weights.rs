@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use crate::error::{BatchError, GpuError};
 use crate::gpu::Gpu;
 use crate::memory::Buffer;
-use crate::operands::Matrix;
+use crate::operands::{Matrix, RowOrder};
 use crate::ops::{self, Mxfp6};
 use crate::upload::{Uploader, chunk_bytes};
 
@@ -56,6 +56,7 @@ impl Weights {
             ty: weight.ty,
             n_out: weight.n_out,
             n_in: weight.n_in,
+            order: RowOrder::Apart,
             data: weight.data.as_slice(),
         })
     }
@@ -76,6 +77,7 @@ impl Weights {
             ty,
             n_out,
             n_in,
+            order: RowOrder::Apart,
             data: data.as_slice(),
         };
         let mut uploader = Uploader::new(gpu, chunk_bytes(ty, [n_out, n_in]))?;

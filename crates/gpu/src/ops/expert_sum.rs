@@ -51,9 +51,7 @@ impl<'a> ExpertSum<'a> {
             return Ok(None);
         };
         let work = Work::of_experts(x, routing, product, products);
-        let Matrix {
-            ty, n_in, n_out, ..
-        } = work.matrix;
+        let Matrix { n_in, n_out, .. } = work.matrix;
         assert_eq!(sum.len(), routing.n_tokens * n_out, "a sum for each token");
         let summed = ExpertSum {
             work,
@@ -69,7 +67,7 @@ impl<'a> ExpertSum<'a> {
         }
         // A second turn of a few blocks takes longer than a launch for the sum (H200).
         let blocks = (threads(gpu), summed.shared_bytes() as u32);
-        let at_once = gpu.n_concurrent_blocks(select::summed_gemv(gpu, ty)?, blocks)?;
+        let at_once = gpu.n_concurrent_blocks(select::summed_gemv(gpu, &work.matrix)?, blocks)?;
         Ok((n_out.div_ceil(ROWS) <= at_once).then_some(summed))
     }
 
@@ -97,7 +95,7 @@ impl<'a> ExpertSum<'a> {
             wave_bytes: self.wave_bytes() as u32,
         };
         gpu.launch(
-            select::summed_gemv(gpu, work.matrix.ty)?,
+            select::summed_gemv(gpu, &work.matrix)?,
             [work.matrix.n_out.div_ceil(ROWS) as u32, 1, 1],
             threads(gpu),
             self.shared_bytes() as u32,

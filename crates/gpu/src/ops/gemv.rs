@@ -27,7 +27,8 @@ pub fn matvec(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(), G
     launch_each(gpu, &works)
 }
 
-/// Computes both products and the gate, in one launch if both matrices have the same format, else in two.
+/// Computes both products and the gate, in one launch if both matrices have the same format and order of rows, else in
+/// two.
 ///
 /// # Errors
 /// As [`matvec`].
@@ -45,7 +46,8 @@ pub(super) fn launch_gated(
     activation: Activation,
 ) -> Result<(), GpuError> {
     let mode = Mode::of_gate(activation);
-    if gate.matrix.ty == up.matrix.ty {
+    let are_alike = gate.matrix.ty == up.matrix.ty && gate.matrix.order == up.matrix.order;
+    if are_alike {
         return launch(gpu, &[gate.with_up(up, mode)]);
     }
     launch(gpu, &[*gate])?;
@@ -55,7 +57,8 @@ pub(super) fn launch_gated(
 /// Launches jobs with the same activations and matrices of any formats.
 pub(super) fn launch_each(gpu: &Gpu, works: &[Work<'_>]) -> Result<(), GpuError> {
     for (i, work) in works.iter().enumerate() {
-        let is_same = |other: &&Work<'_>| other.matrix.ty == work.matrix.ty;
+        let kind = |work: &Work<'_>| (work.matrix.ty, work.matrix.order);
+        let is_same = |other: &&Work<'_>| kind(other) == kind(work);
         if works[..i].iter().any(|other| is_same(&other)) {
             continue;
         }
@@ -65,8 +68,8 @@ pub(super) fn launch_each(gpu: &Gpu, works: &[Work<'_>]) -> Result<(), GpuError>
     Ok(())
 }
 
-/// Launches up to [`FEW`] jobs with the same activations and matrices of one format; a gated product and one of an MoE
-/// layer are alone.
+/// Launches up to [`FEW`] jobs with the same activations and matrices of one format and order of rows; a gated product and
+/// one of an MoE layer are alone.
 pub(super) fn launch(gpu: &Gpu, works: &[Work<'_>]) -> Result<(), GpuError> {
     let first = works[0];
     assert!(

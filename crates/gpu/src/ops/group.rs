@@ -13,7 +13,7 @@ use crate::gpu::Gpu;
 use crate::kernel::{Table, kernels, layout};
 use crate::limit::n_values;
 use crate::memory::{Address, Slice};
-use crate::operands::{ActFormat, Acts};
+use crate::operands::{ActFormat, Acts, Matrix, RowOrder};
 
 /// Alignment of tables in bytes.
 const TABLE_ALIGN: usize = 16;
@@ -155,7 +155,12 @@ impl Group {
         products: &[GroupedProduct<'_>],
     ) -> Result<(), GpuError> {
         for (i, first) in products.iter().enumerate() {
-            let ty = first.product.matrix.ty;
+            let Matrix { ty, order, .. } = first.product.matrix;
+            assert_eq!(
+                order,
+                RowOrder::Apart,
+                "tables are of matrices without tiles"
+            );
             let is_of_ty = |other: &&GroupedProduct<'_>| other.product.matrix.ty == ty;
             if products[..i].iter().any(|other| is_of_ty(&other)) {
                 continue;

@@ -15,7 +15,7 @@ use self::made::{LastMade, Made};
 pub(super) use self::rows::{HalfRows, HalfRowsKernels};
 use super::formats::format_modules;
 use super::gemv::MAX_ROWS;
-use super::jobs::{FEW, Work, address};
+use super::jobs::{FEW, Work, address, planes_or_null};
 use super::routing::{ExpertTile, Routing, TILE_ROWS, max_tiles};
 use super::rows::Weights;
 use super::select;
@@ -690,7 +690,7 @@ fn multiply(
         bias: address(work.bias),
         out: work.out.address(),
         scales: address(work.scales),
-        shared: address(work.shared),
+        shared: planes_or_null(work.shared),
         first_tile: first_tile as u32,
         mode: work.mode as u32,
     };

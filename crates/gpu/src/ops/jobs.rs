@@ -4,7 +4,7 @@ use rocmforge_plan::act_format;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::routing::{ExpertTile, Routing};
-use super::rows::Weights;
+use super::rows::{Weights, planes};
 use crate::kernel::{Count, Table, layout};
 use crate::memory::{Address, Slice};
 use crate::operands::{ActFormat, Activation, Acts, ExpertMatrices, Matrix, OutMode};
@@ -43,8 +43,8 @@ pub struct ExpertProduct<'a> {
     pub scales: Option<Slice<'a, f32>>,
     /// `[n_experts, n_out]`.
     pub bias: Option<Slice<'a, f32>>,
-    /// The matrix of the expert after these, a shared one, of the same format and shape. Then there are no scales and no
-    /// biases.
+    /// The matrix of the expert after these, a shared one, of the same format, shape and order of rows. Then there are no
+    /// scales and no biases.
     pub shared: Option<Matrix<'a>>,
 }
 
@@ -93,8 +93,8 @@ pub(super) struct Work<'a> {
     /// Of an MoE layer: a factor on the products of each expert, `[n_experts]`.
     pub(super) scales: Option<Slice<'a, f32>>,
     /// Of an MoE layer: the matrix of its shared expert.
-    pub(super) shared: Option<Slice<'a, u8>>,
-    /// Up, if this is a gated product: of the same format and shape as `matrix`, which is the gate.
+    pub(super) shared: Option<Matrix<'a>>,
+    /// Up, if this is a gated product: of the same format, shape and order of rows as `matrix`, which is the gate.
     pub(super) up: Option<Up<'a>>,
     pub(super) mode: Mode,
     pub(super) out: Slice<'a, f32>,
@@ -116,7 +116,7 @@ pub(super) struct Up<'a> {
     matrix: Matrix<'a>,
     bias: Option<Slice<'a, f32>>,
     scales: Option<Slice<'a, f32>>,
-    shared: Option<Slice<'a, u8>>,
+    shared: Option<Matrix<'a>>,
 }
 
 /// Which expert's matrix each row is multiplied with.
@@ -176,8 +176,8 @@ impl<'a> Work<'a> {
         );
         if let Some(shared) = &shared {
             assert_eq!(
-                (shared.ty, [shared.n_out, shared.n_in]),
-                (matrices.ty, [matrices.n_out, matrices.n_in]),
+                (shared.ty, [shared.n_out, shared.n_in], shared.order),
+                (matrices.ty, [matrices.n_out, matrices.n_in], matrices.order),
                 "the shared expert's matrix is like the others"
             );
             assert!(scales.is_none() && bias.is_none(), "only products");
@@ -201,7 +201,7 @@ impl<'a> Work<'a> {
         Work {
             bias,
             scales,
-            shared: shared.map(|shared| shared.data),
+            shared,
             experts: Some(Experts {
                 routing: *routing,
                 n_bytes: matrices.expert_bytes(),
@@ -247,7 +247,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The gated product of this gate and an up of the same format.
+    /// The gated product of this gate and an up of the same format and order of rows.
     pub(super) fn with_up(&self, up: &Work<'a>, mode: Mode) -> Work<'a> {
         Work {
             up: Some(Up {
@@ -324,6 +324,11 @@ impl<'a> Work<'a> {
     pub(super) fn n_outputs(&self) -> usize {
         self.matrix.n_out * self.n_matrices()
     }
+}
+
+/// The address of the planes of a matrix that may be missing.
+pub(super) fn planes_or_null(matrix: Option<Matrix<'_>>) -> Address {
+    matrix.map_or(Address::NULL, |matrix| planes(&matrix))
 }
 
 /// The address of an operand that may be missing.
@@ -449,7 +454,7 @@ impl Few {
             out_stride: one.out_stride,
             n_stacked: one.n_stacked,
             shared: one.shared,
-            up_shared: address(up_shared),
+            up_shared: planes_or_null(up_shared),
         }
     }
 }
@@ -534,7 +539,7 @@ impl One {
             out_skip: Count(work.places.skip as u64),
             out_stride: work.places.stride as u32,
             n_stacked: n_stacked as u32,
-            shared: address(work.shared),
+            shared: planes_or_null(work.shared),
         }
     }
 

@@ -100,7 +100,9 @@ modules! {
         gemm: Gemms,
         gemm_half: GemmHalves,
         gemv: GemvKernels,
+        gemv_of_tiles: GemvKernels,
         gemv_wide: GemvWideKernels,
+        gemv_wide_of_tiles: GemvWideKernels,
         rows: RowsKernels,
     }
     kv {

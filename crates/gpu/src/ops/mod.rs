@@ -94,7 +94,7 @@ pub use sample::{
     ALL_TOKENS, Candidates, LOGPROB_WORDS, LogprobRows, MAX_LOGPROBS, MAX_TOP_K, SCRATCH_WORDS,
     SampleEntry, SampleRow, SampleStep, logprobs, sample,
 };
-pub use select::{GemmTile, gemm_tiles};
+pub use select::{GemmTile, gemm_tiles, row_order};
 pub(crate) use select::{gemm_choices, gemv_choices};
 pub use step_io::{N_LIST_WORDS, N_PAGES, STEP_NUMBER, StepWords, begin_step, end_step};
 pub use streams::{match_length, mix, sparsify};

@@ -8,7 +8,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Count, Kernel, kernels, layout};
 use crate::memory::{Address, Slice};
-use crate::operands::{ExpertMatrices, Matrix, OutMode};
+use crate::operands::{ExpertMatrices, Matrix, OutMode, RowOrder};
 
 /// Threads per block of every kernel here.
 const THREADS: u32 = 256;
@@ -27,10 +27,28 @@ pub(crate) struct Weights {
 
 layout!(Weights { data, n_out, n_in });
 
+/// The address of a matrix as kernels take it: its lowest bits say whether the rows lie in tiles.
+///
+/// # Panics
+/// If they lie in tiles, and those are not whole.
+pub(super) fn planes(matrix: &Matrix<'_>) -> Address {
+    let address = matrix.data.address();
+    match matrix.order {
+        RowOrder::Apart => address,
+        RowOrder::Tiles => {
+            assert!(
+                RowOrder::is_whole(matrix.n_out, matrix.n_in),
+                "tiles are whole"
+            );
+            address.with_bits(RowOrder::TILE_ROWS as u64 - 1)
+        }
+    }
+}
+
 impl From<&Matrix<'_>> for Weights {
     fn from(matrix: &Matrix<'_>) -> Weights {
         Weights {
-            data: matrix.data.address(),
+            data: planes(matrix),
             n_out: u32::try_from(matrix.n_out).expect("the number of rows fits 32 bits"),
             n_in: u32::try_from(matrix.n_in).expect("the number of columns fits 32 bits"),
         }

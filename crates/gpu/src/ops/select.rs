@@ -23,7 +23,7 @@ use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{AnyKernel, Kernel, KernelTable, kernels};
 use crate::memory::Slice;
-use crate::operands::Matrix;
+use crate::operands::{Matrix, RowOrder};
 use crate::tuning::{BlockOrder, Choice, MatmulTiles, Shape};
 use crate::variant::Variant;
 
@@ -38,6 +38,20 @@ const LARGE_TILE_ROWS: usize = 64;
 
 /// With f16 activations, dense products of more rows than this are GEMMs: as fast as a GEMV of 4 rows (H200).
 const MAX_ROWS_BESIDE_HALVES: usize = 4;
+
+/// Returns the fastest order of rows of a matrix `[n_out, n_in]` for decode steps of up to `max_rows` rows. Only quantized
+/// matrices of whole tiles lie in them, on GPUs with kernels for f16 activations, the only ones on which tiles were measured.
+///
+/// On an H200, llama-3.1-8b with 8 sequences is 6 % faster with tiles, and with one sequence 3 % slower.
+pub fn row_order(gpu: &Gpu, ty: GgmlType, [n_out, n_in]: [usize; 2], max_rows: usize) -> RowOrder {
+    let is_quantized = !matches!(ty, GgmlType::F32 | GgmlType::F16 | GgmlType::BF16);
+    let is_whole = RowOrder::is_whole(n_out, n_in);
+    let has_gemms = max_rows > MAX_ROWS_BESIDE_HALVES && half::has_kernels(gpu, ty);
+    match is_quantized && is_whole && has_gemms {
+        true => RowOrder::Tiles,
+        false => RowOrder::Apart,
+    }
+}
 
 /// Whether a dense product of this many rows is a GEMV. `halves`: whether GEMM takes the activations as f16.
 pub(super) fn is_gemv(gpu: &Gpu, n_rows: usize, halves: bool) -> bool {

@@ -10,7 +10,7 @@ use rocmforge_plan::{ExpertStack, Mask, Values};
 
 use crate::common;
 use crate::common::any_order;
-use crate::common::weights::{Fill, Packed, Random, blocks, values};
+use crate::common::weights::{Fill, Packed, Random, blocks, order_of, values};
 
 /// Largest error of an output relative to the largest output: queries, keys, values and weights are rounded to f16.
 const BOUND: f64 = 4e-3;
@@ -68,6 +68,7 @@ const CASES: [(LatentHeads, [usize; 2], [GgmlType; 2]); 4] = [
 struct Heads {
     ty: GgmlType,
     shape: [usize; 2],
+    order: rocmforge_gpu::RowOrder,
     data: rocmforge_gpu::Buffer,
     exact: Vec<Vec<f32>>,
 }
@@ -93,6 +94,7 @@ impl Heads {
         Heads {
             ty,
             shape: [n_out, n_in],
+            order: order_of(gpu, ty, n_out, n_in),
             exact: exact.collect(),
             data,
         }
@@ -105,6 +107,7 @@ impl Heads {
             stack: ExpertStack::whole(self.exact.len()),
             n_out,
             n_in,
+            order: self.order,
             data: self.data.as_slice(),
         }
     }

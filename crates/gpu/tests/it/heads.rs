@@ -4,7 +4,7 @@ use crate::common;
 use crate::common::acts::TestActs;
 use crate::common::any_order;
 use crate::common::formats::for_each_format;
-use crate::common::weights::{Fill, Packed, Random, blocks, values};
+use crate::common::weights::{Fill, Packed, Random, blocks, order_of, values};
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, ExpertProduct, RoutingBuffer};
 use rocmforge_gpu::{ActsBuffer, ExpertMatrices, Source, SourceRows};
@@ -52,6 +52,7 @@ fn products_of_heads(ty: GgmlType) {
                 stack: ExpertStack::whole(n_heads),
                 n_out,
                 n_in,
+                order: order_of(&gpu, ty, n_out, n_in),
                 data: data.as_slice(),
             };
             let mut weights = Vec::new();

@@ -37,6 +37,7 @@ mod roofline;
 mod rope_kv;
 mod router;
 mod routing;
+mod row_order;
 mod rows;
 mod same_bits;
 mod sample;

@@ -104,14 +104,14 @@ fn file(ty: GgmlType, weights: W, n_out: usize, n_in: usize, random: &mut Random
 
 /// n_rows, n_out, n_in (of quantized and of float formats), weights, activations.
 const CASES: [(usize, usize, [usize; 2], W, X); 10] = [
-    (1, 130, [2304, 2304], W::Blocks(Fill::Random), X::Random),
+    (1, 144, [2304, 2304], W::Blocks(Fill::Random), X::Random),
     (1, 7, [512, 100], W::Quantized, X::Random),
     (2, 7, [512, 100], W::Blocks(Fill::Ones), X::Largest),
     (3, 130, [256, 256], W::Blocks(Fill::Random), X::OneHot),
     (4, 1, [2304, 2303], W::Blocks(Fill::Random), X::Largest),
     (5, 7, [256, 33], W::Blocks(Fill::TinyScales), X::Random),
     (6, 1, [256, 4], W::Blocks(Fill::ZeroScales), X::Random),
-    (7, 130, [512, 512], W::Blocks(Fill::Random), X::Random),
+    (7, 144, [512, 512], W::Blocks(Fill::Random), X::Random),
     (8, 7, [2304, 1000], W::Blocks(Fill::Random), X::Random),
     (1, 1, [256, 1], W::Blocks(Fill::Ones), X::OneHot),
 ];
@@ -248,7 +248,7 @@ fn gate_and_up_of_mixed_formats() {
 fn check_gate_and_up(i: usize, types: [GgmlType; 2]) {
     for gpu in common::gpus_of_all(types) {
         let (n_in, n_rows, random) = (512, [1, 2, 4, 7][i % 4], &mut Random(3));
-        let n_out = if i.is_multiple_of(3) { 130 } else { 7 };
+        let n_out = if i.is_multiple_of(3) { 144 } else { 7 };
         let form = act_format(types[0]);
         let x = activations(X::Random, n_rows, n_in, random);
         let x: Vec<f32> = x.iter().map(|x| x * 0.05).collect();

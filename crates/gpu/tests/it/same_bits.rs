@@ -28,7 +28,7 @@ fn of_rows(gpu: &Gpu, weights: &Packed, x: &[f32], [n_rows, most]: [usize; 2]) -
 #[test]
 fn of_products() {
     let types = [GgmlType::F32, GgmlType::F16, GgmlType::Q8_0, GgmlType::Q4_K];
-    let [n_out, n_in] = [136, 1280];
+    let [n_out, n_in] = [144, 1280];
     for (turn, gpu) in common::gpus_of_all(types).enumerate() {
         for ty in common::every_second(types, turn) {
             let random = &mut Random(ty as u64);

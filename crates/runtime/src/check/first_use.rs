@@ -15,7 +15,7 @@ use super::{Coverage, FILL_ROWS, Labels, Report, Script, compare};
 use crate::config::EngineConfig;
 use crate::cpu::{CpuBackend, CpuOptions};
 use crate::error::{DeviceError, RuntimeError};
-use crate::gpu::{GpuBackend, GpuOptions, Graphs};
+use crate::gpu::{GpuBackend, GpuOptions, Graphs, row_orders};
 use crate::hybrid::{HybridBackend, HybridOptions};
 use crate::plans;
 use crate::self_check::{OpCheck, PassedChecks, SelfCheck};
@@ -139,6 +139,7 @@ impl<'a> FirstUse<'a> {
             max_logits: PROMPT_ROWS.len(),
             max_sampled: PROMPT_ROWS.len(),
             max_seqs: PROMPT_ROWS.len(),
+            answer_rows: self.config.answer_rows(),
             page,
             n_blocks: script.n_blocks,
             n_slots: PROMPT_ROWS.len(),
@@ -329,6 +330,8 @@ fn key(
     for op in &plan.ops {
         (op.name(), labels.shape_and_format(op)).hash(&mut hash);
     }
+    // Matrices in tiles have kernels of their own.
+    row_orders(gpu, plan, &model.weights, config.answer_rows()).hash(&mut hash);
     let facts = [
         env!("CARGO_PKG_VERSION"),
         info.name.as_str(),

@@ -36,6 +36,7 @@ fn backend_of(
         max_logits: N_SEQS,
         max_sampled: N_SEQS,
         max_seqs: N_SEQS,
+        answer_rows: N_SEQS,
         page: PAGE,
         n_blocks: N_SEQS * n_ctx.div_ceil(PAGE),
         n_slots: 0,

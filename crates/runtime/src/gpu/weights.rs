@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::{
-    Buffer, DeviceId, ExpertMatrices, Gpu, Matrix, Slice, Uploader, chunk_bytes, ops,
+    Buffer, DeviceId, ExpertMatrices, Gpu, Matrix, RowOrder, Slice, Uploader, chunk_bytes, ops,
 };
 
 use crate::error::RuntimeError;
@@ -28,6 +28,7 @@ pub(crate) struct DeviceWeights {
 /// The matrices of a tensor on a device.
 struct Uploaded {
     packed: Buffer,
+    order: RowOrder,
     /// While they live, no other tensor has their place in memory.
     _weights: Arc<Weights>,
 }
@@ -37,13 +38,6 @@ type Origin = (DeviceId, (usize, usize), GgmlType, [usize; 3]);
 
 /// The matrices on all devices.
 static UPLOADED: LazyLock<Mutex<HashMap<Origin, Weak<Uploaded>>>> = LazyLock::new(Mutex::default);
-
-/// Returns matrices that another model has uploaded.
-fn uploaded(gpu: &Gpu, file: &FileMatrix<'_>) -> Option<Arc<Uploaded>> {
-    let all = UPLOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    let uploaded = all.get(&file.origin(gpu))?.upgrade()?;
-    (!uploaded.packed.is_lost()).then_some(uploaded)
-}
 
 /// A matrix on the device, or the matrices of all experts of an MoE layer.
 struct DeviceMatrix {
@@ -71,6 +65,15 @@ impl FileMatrix<'_> {
     /// Rows of one matrix.
     fn n_out(&self) -> usize {
         self.weight.n_out / self.n_matrices()
+    }
+
+    fn order(&self, gpu: &Gpu, max_rows: usize) -> RowOrder {
+        let shape = [self.n_out(), self.weight.n_in];
+        ops::row_order(gpu, self.weight.ty, shape, max_rows)
+    }
+
+    fn may_lie_in_tiles(&self, gpu: &Gpu) -> bool {
+        self.order(gpu, usize::MAX) == RowOrder::Tiles
     }
 
     fn origin(&self, gpu: &Gpu) -> Origin {
@@ -124,6 +127,56 @@ impl<'a> Inventory<'a> {
         }
         all
     }
+
+    /// Returns the matrices that other models have uploaded; of those that may lie in tiles, the ones in the order of the first.
+    fn uploaded(&self, gpu: &Gpu) -> Vec<Option<Arc<Uploaded>>> {
+        let all = UPLOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first = None;
+        let of_file = |file: &FileMatrix<'_>| {
+            let uploaded = all.get(&file.origin(gpu))?.upgrade()?;
+            if uploaded.packed.is_lost() {
+                return None;
+            }
+            let is_alike = !file.may_lie_in_tiles(gpu)
+                || *first.get_or_insert(uploaded.order) == uploaded.order;
+            is_alike.then_some(uploaded)
+        };
+        self.matrices.iter().map(of_file).collect()
+    }
+
+    /// Returns the order of rows of each matrix: the fastest for answers of up to `max_rows` sequences at a time. All that may
+    /// lie in tiles are like those that are `uploaded`, since kernels take up like its gate, and the matrix of a shared expert
+    /// like those of the others.
+    fn orders(
+        &self,
+        gpu: &Gpu,
+        uploaded: &[Option<Arc<Uploaded>>],
+        max_rows: usize,
+    ) -> Vec<RowOrder> {
+        let mut known = self.matrices.iter().zip(uploaded);
+        let of_uploaded = known.find_map(|(file, uploaded)| {
+            let uploaded = uploaded.as_ref()?;
+            file.may_lie_in_tiles(gpu).then_some(uploaded.order)
+        });
+        let max_rows = match of_uploaded {
+            Some(RowOrder::Tiles) => usize::MAX,
+            Some(RowOrder::Apart) => 1,
+            None => max_rows,
+        };
+        let orders = self.matrices.iter().map(|file| file.order(gpu, max_rows));
+        orders.collect()
+    }
+}
+
+/// Returns the order of rows of each matrix of `plan`, as [`DeviceWeights::upload`] would choose it now.
+pub(crate) fn row_orders(
+    gpu: &Gpu,
+    plan: &Plan,
+    weights: &Weights,
+    max_rows: usize,
+) -> Vec<RowOrder> {
+    let inventory = Inventory::new(plan, weights);
+    inventory.orders(gpu, &inventory.uploaded(gpu), max_rows)
 }
 
 /// Returns the bytes of the weights of `plan` on the device, except those that are there already.
@@ -133,8 +186,8 @@ impl<'a> Inventory<'a> {
 pub(crate) fn device_bytes(gpu: &Gpu, plan: &Plan, weights: &Weights) -> Result<u64, RuntimeError> {
     let inventory = Inventory::new(plan, weights);
     let mut n_bytes = 0u64;
-    for matrix in &inventory.matrices {
-        if uploaded(gpu, matrix).is_none() {
+    for (matrix, uploaded) in inventory.matrices.iter().zip(inventory.uploaded(gpu)) {
+        if uploaded.is_none() {
             n_bytes += matrix.packed_bytes(gpu)? as u64;
         }
     }
@@ -169,13 +222,17 @@ fn vector_places(plan: &Plan, weights: &Weights) -> (HashMap<WeightId, (usize, u
 }
 
 impl DeviceWeights {
-    /// Uploads and repacks all weights of `plan`.
+    /// Uploads and repacks all weights of `plan`, for answers of up to `max_rows` sequences at a time. Takes those that other
+    /// models have uploaded.
     pub(crate) fn upload(
         gpu: &Gpu,
         plan: &Plan,
         weights: &Arc<Weights>,
+        max_rows: usize,
     ) -> Result<DeviceWeights, RuntimeError> {
         let inventory = Inventory::new(plan, weights);
+        let uploaded = inventory.uploaded(gpu);
+        let orders = inventory.orders(gpu, &uploaded, max_rows);
         let (places, n_values) = vector_places(plan, weights);
         let mut values = vec![0.0f32; n_values];
         for (id, (first, len)) in &places {
@@ -188,8 +245,8 @@ impl DeviceWeights {
             chunks.map(|file| chunk_bytes(file.weight.ty, [file.n_out(), file.weight.n_in]));
         let mut uploader = Uploader::new(gpu, chunks.max().unwrap_or(0))?;
         let mut new = Vec::new();
-        for file in &inventory.matrices {
-            if let Some(uploaded) = uploaded(gpu, file) {
+        for ((file, uploaded), order) in inventory.matrices.iter().zip(uploaded).zip(orders) {
+            if let Some(uploaded) = uploaded {
                 data.push(uploaded);
                 continue;
             }
@@ -201,6 +258,7 @@ impl DeviceWeights {
                 stack: ExpertStack::whole(n_matrices),
                 n_out,
                 n_in,
+                order,
                 data: packed.as_slice(),
             };
             for i in 0..n_matrices {
@@ -210,6 +268,7 @@ impl DeviceWeights {
             }
             let uploaded = Arc::new(Uploaded {
                 packed,
+                order,
                 _weights: Arc::clone(weights),
             });
             new.push((file.origin(gpu), Arc::downgrade(&uploaded)));
@@ -255,6 +314,7 @@ impl DeviceWeights {
             ty: matrix.ty,
             n_out: matrix.n_out,
             n_in: matrix.n_in,
+            order: self.data[matrix.data].order,
             data: self.data[matrix.data].packed.as_slice(),
         }
     }
@@ -275,6 +335,7 @@ impl DeviceWeights {
             stack,
             n_out: matrix.n_out,
             n_in: matrix.n_in,
+            order: self.data[matrix.data].order,
             data: self.data[matrix.data].packed.as_slice(),
         }
     }

@@ -2,6 +2,9 @@
 // more chunks are in flight; with more rows, more waves, each with one chunk of a row in flight, for matrices that the device
 // does not compute at once. The numbers are the rows of weights of a wave and the most rows of activations. The bits are those
 // of the other kernels.
+#if !defined(ROWS_IN_TILES)
+#define ROWS_APART
+#endif
 #include "gemv.h"
 
 GEMV_KERNEL(gemv_wide_2_1, Few, 3) { gemv<2, 1, false, 2>(p); }

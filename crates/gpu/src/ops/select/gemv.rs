@@ -10,7 +10,7 @@ use super::super::own::{OwnFew, SummedFew};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, kernels};
-use crate::operands::Matrix;
+use crate::operands::{Matrix, RowOrder};
 use crate::tuning::{Choice, Shape};
 use crate::variant::Variant;
 
@@ -69,10 +69,10 @@ impl Waves {
 /// A GEMV kernel, and how rows of weights are distributed to its waves.
 pub(in crate::ops) type Gemv<'k, P = Few> = (&'k Kernel<P>, Waves);
 
-/// Returns the kernel for jobs with the same activations and matrices of one format.
+/// Returns the kernel for jobs with the same activations and matrices of one format and order of rows.
 pub(in crate::ops) fn gemv<'k>(gpu: &'k Gpu, works: &[Work<'_>]) -> Result<Gemv<'k>, GpuError> {
     let first = &works[0];
-    let kernels = gpu.kernels().gemv.of(first.matrix.ty)?;
+    let kernels = kernels_of(gpu, &first.matrix)?;
     let paired = of_pairs(first);
     if let Some(experts) = &first.experts {
         // The experts of a token are distinct, so each has one row.
@@ -93,7 +93,7 @@ pub(in crate::ops) fn own_gemv<'k>(
     gpu: &'k Gpu,
     work: &Work<'_>,
 ) -> Result<Gemv<'k, OwnFew>, GpuError> {
-    let kernels = gpu.kernels().gemv.of(work.matrix.ty)?;
+    let kernels = kernels_of(gpu, &work.matrix)?;
     let (pairs, four) = (of_pairs(work), waves_of(work, 4));
     let split = virtual_split(gpu, work);
     // Waves with twice as many rows are faster where the blocks take fewer turns, and a lane has several chunks of a row: then
@@ -119,8 +119,27 @@ pub(in crate::ops) fn own_gemv<'k>(
 }
 
 /// Returns the kernel for the products of a single token with the matrices of its experts, and their sum.
-pub(in crate::ops) fn summed_gemv(gpu: &Gpu, ty: GgmlType) -> Result<&Kernel<SummedFew>, GpuError> {
-    Ok(&gpu.kernels().gemv.of(ty)?.gemv_summed_8)
+pub(in crate::ops) fn summed_gemv<'k>(
+    gpu: &'k Gpu,
+    matrix: &Matrix<'_>,
+) -> Result<&'k Kernel<SummedFew>, GpuError> {
+    Ok(&kernels_of(gpu, matrix)?.gemv_summed_8)
+}
+
+fn kernels_of<'k>(gpu: &'k Gpu, matrix: &Matrix<'_>) -> Result<&'k GemvKernels, GpuError> {
+    let all = gpu.kernels();
+    match matrix.order {
+        RowOrder::Apart => all.gemv.of(matrix.ty),
+        RowOrder::Tiles => all.gemv_of_tiles.of(matrix.ty),
+    }
+}
+
+fn wide_kernels_of<'k>(gpu: &'k Gpu, matrix: &Matrix<'_>) -> Result<&'k GemvWideKernels, GpuError> {
+    let all = gpu.kernels();
+    match matrix.order {
+        RowOrder::Apart => all.gemv_wide.of(matrix.ty),
+        RowOrder::Tiles => all.gemv_wide_of_tiles.of(matrix.ty),
+    }
 }
 
 /// Waves that take a row of both gate and up, or two rows.
@@ -187,7 +206,7 @@ pub(in crate::ops) fn n_blocks(
         .div_ceil(n_waves / split.min(waves.max_split) * waves.rows)
 }
 
-/// Returns the kernel for a table of jobs with at most `max_rows` rows each.
+/// Returns the kernel for a table of jobs with at most `max_rows` rows each, of matrices whose rows lie apart.
 pub(in crate::ops) fn listed_gemv(
     gpu: &Gpu,
     ty: GgmlType,
@@ -218,7 +237,7 @@ impl GemvKernels {
         if !half::has_kernels(gpu, first.matrix.ty) || n_blocks <= at_once {
             return Ok(usual);
         }
-        let wide = gpu.kernels().gemv_wide.of(first.matrix.ty)?;
+        let wide = wide_kernels_of(gpu, &first.matrix)?;
         // Of gemv_wide_2_4, half as many blocks again run at once.
         Ok(match (is_pair, n_blocks * 2 <= at_once * 3) {
             (true, _) => (&wide.gemv_wide_2_2, two),
@@ -259,12 +278,13 @@ impl GemvKernels {
         works: &[Work<'_>],
         waves: Waves,
     ) -> Result<Gemv<'k>, GpuError> {
-        let ty = works[0].matrix.ty;
+        let matrix = &works[0].matrix;
+        let ty = matrix.ty;
         let usual = (&self.gemv_2_1, waves);
         if !half::has_kernels(gpu, ty) || most_chunks(gpu, works) <= 1 {
             return Ok(usual);
         }
-        let wide = (&gpu.kernels().gemv_wide.of(ty)?.gemv_wide_2_1, waves);
+        let wide = (&wide_kernels_of(gpu, matrix)?.gemv_wide_2_1, waves);
         let [n_turns, n_wide] = [usual, wide].map(|gemv| {
             turns_of(gpu, works, gemv).map(|[n_blocks, at_once]| n_blocks.div_ceil(at_once))
         });
@@ -340,13 +360,7 @@ pub(crate) fn gemv_choices(
     let most = most_split(gpu, matrices);
     let way = |rows, split| Choice::Matvec { rows, split };
     let mut ways = vec![way(1, most), way(2, most)];
-    if gpu
-        .kernels()
-        .gemv
-        .of(matrices[0].ty)?
-        .rows_per_wave(gpu, matrices)?
-        == 2
-    {
+    if kernels_of(gpu, &matrices[0])?.rows_per_wave(gpu, matrices)? == 2 {
         ways.reverse();
     }
     let fewer = std::iter::successors(Some(most / 2), |split| Some(split / 2));

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::{Buffer, Gpu, Matrix, ops};
+use rocmforge_gpu::{Buffer, Gpu, Matrix, RowOrder, ops};
 
 /// A random number generator (SplitMix64).
 pub(crate) struct Random(pub(crate) u64);
@@ -119,22 +119,41 @@ pub(crate) fn values(ty: GgmlType, blocks: &[u8]) -> Vec<f32> {
     values
 }
 
+/// The order of rows that tests give a matrix: tiles if they may.
+pub(crate) fn order_of(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize) -> RowOrder {
+    ops::row_order(gpu, ty, [n_out, n_in], usize::MAX)
+}
+
 /// A repacked matrix on the device.
 pub(crate) struct Packed {
     pub(crate) ty: GgmlType,
     pub(crate) n_out: usize,
     pub(crate) n_in: usize,
+    order: RowOrder,
     data: Buffer,
 }
 
 impl Packed {
     /// Repacks the blocks of a matrix `[n_out, n_in]`, uploaded to an odd address in two parts.
     pub(crate) fn new(gpu: &Gpu, ty: GgmlType, n_out: usize, n_in: usize, blocks: &[u8]) -> Packed {
+        let order = order_of(gpu, ty, n_out, n_in);
+        Packed::in_order(gpu, order, ty, [n_out, n_in], blocks)
+    }
+
+    /// As [`Packed::new`], in this order.
+    pub(crate) fn in_order(
+        gpu: &Gpu,
+        order: RowOrder,
+        ty: GgmlType,
+        [n_out, n_in]: [usize; 2],
+        blocks: &[u8],
+    ) -> Packed {
         let n_bytes = ops::packed_bytes(gpu, ty, n_out, n_in).unwrap();
         let packed = Packed {
             ty,
             n_out,
             n_in,
+            order,
             data: gpu.alloc::<u8>(n_bytes).unwrap(),
         };
         let row_bytes = ty.row_bytes(n_in).unwrap();
@@ -155,6 +174,7 @@ impl Packed {
             ty: self.ty,
             n_out: self.n_out,
             n_in: self.n_in,
+            order: self.order,
             data: self.data.as_slice(),
         }
     }
