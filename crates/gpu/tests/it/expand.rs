@@ -59,7 +59,7 @@ const CASES: [(LatentHeads, [usize; 2], [GgmlType; 2]); 4] = [
             v_dim: 256,
             rank: 256,
         },
-        [0, 40],
+        [0, 140],
         [GgmlType::Q5_0, GgmlType::Q4_K],
     ),
 ];
