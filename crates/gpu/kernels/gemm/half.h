@@ -85,6 +85,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 SHARED_BYTES = Slots::SHARED + Coming::SHARED;
     // Values of k of a round, and floats of the sums of a tile.
     static constexpr u32 ROUND = 128, SUMS = THREADS * ELEMENTS;
+    // Parts of a tile that are loaded together when it is joined.
+    static constexpr u32 PARTS_AT_ONCE = ELEMENTS <= 64 ? 2 : 1;
     // Elements whose loads are under way together when a tile is stored.
     static constexpr u32 BATCH = min_of(ELEMENTS, 32u);
     // Whether tiles of experts may be smaller.
@@ -260,11 +262,14 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         const auto part_of = [&](u32 block) __attribute__((always_inline)) {
             // Blocks that begin before the tile have another part first.
             const u32 second = rounds_before(block) < first_round;
-            return p.parts + (u64)((2 * block + second) * CLUSTER + Slots::rank()) * SUMS + tid();
+            return p.parts + (u64)((2 * block + second) * CLUSTER + Slots::rank()) * SUMS + 4 * tid();
         };
         float* mine = part_of(cluster());
 #pragma unroll
-        for (u32 e = 0; e < ELEMENTS; e++) mine[e * THREADS] = acc[e];
+        for (u32 e = 0; e < ELEMENTS; e += 4) {
+            const u32x4 four = {{bits<u32>(acc[e]), bits<u32>(acc[e + 1]), bits<u32>(acc[e + 2]), bits<u32>(acc[e + 3])}};
+            store16(mine + e * THREADS, four);
+        }
         barrier();
         if (tid() == 0) {
             u64* counter = p.counters + divided * CLUSTER + Slots::rank();
@@ -279,11 +284,14 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         if (!sums) return false;
 #pragma unroll
         for (u32 e = 0; e < ELEMENTS; e++) acc[e] = 0.0f;
-#pragma unroll 4
+#pragma unroll PARTS_AT_ONCE
         for (u32 block = first; block <= last; block++) {
             const float* part = part_of(block);
+            u32x4 four[ELEMENTS / 4];
 #pragma unroll
-            for (u32 e = 0; e < ELEMENTS; e++) acc[e] += part[e * THREADS];
+            for (u32 i = 0; i < ELEMENTS / 4; i++) four[i] = load16(part + i * 4 * THREADS);
+#pragma unroll
+            for (u32 e = 0; e < ELEMENTS; e++) acc[e] += bits<float>(four[e / 4][e % 4]);
         }
         return true;
     }
