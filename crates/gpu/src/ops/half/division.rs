@@ -114,6 +114,16 @@ pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     fastest.unwrap_or(LEAST)
 }
 
+/// Returns how many blocks share the rounds of `n_tiles` tiles: a multiple of these, if nearly all of the device has work then.
+/// Else some blocks have parts of two tiles, which takes them longer: 1.4 % of a step with 64 sequences of llama-3.1-8b (H200).
+fn sharers(n_tiles: usize, at_once: usize) -> usize {
+    let even = at_once / n_tiles * n_tiles;
+    match 16 * even >= 15 * at_once {
+        true => even,
+        false => at_once,
+    }
+}
+
 /// How tiles are distributed to blocks, or to clusters of blocks: how many are computed whole, by one block after the
 /// other; blocks share the others.
 #[derive(Clone, Copy)]
@@ -169,9 +179,12 @@ impl Division {
             time_us: n_tiles.div_ceil(n_units) as f64 * of_tile,
         };
         let rest = n_tiles % at_once;
+        if rest == 0 {
+            return whole;
+        }
         let most = rest * n_rounds / MIN_ROUNDS;
         let n_blocks = match n_tiles < at_once {
-            true => most.min(at_once),
+            true => most.min(sharers(rest, at_once)),
             false => at_once,
         };
         let is_whole = gpu.takes(Variant::SplitsOff) || gpu.takes(Variant::RowsPrompt);
