@@ -41,8 +41,9 @@ pub(crate) struct Shown {
 
 pub(crate) struct Picture {
     pub(crate) width: usize,
-    /// RGB pixels, row by row.
-    pub(crate) pixels: Vec<[u8; 3]>,
+    pub(crate) height: usize,
+    /// Number of pixels per colour.
+    pub(crate) colours: HashMap<[u8; 3], usize>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -148,34 +149,25 @@ fn wait(mut child: Child) {
 
 impl Picture {
     fn read(path: &Path) -> Picture {
-        let decoder = png::Decoder::new(std::io::BufReader::new(fs::File::open(path).unwrap()));
+        let mut decoder = png::Decoder::new(std::io::BufReader::new(fs::File::open(path).unwrap()));
+        decoder.set_transformations(png::Transformations::ALPHA);
         let mut reader = decoder.read_info().unwrap();
         let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
         let info = reader.next_frame(&mut bytes).unwrap();
         assert_eq!(info.bit_depth, png::BitDepth::Eight);
-        let samples = info.color_type.samples();
-        assert!(samples >= 3, "{:?}", info.color_type);
+        assert_eq!(info.color_type, png::ColorType::Rgba);
+        let (pixels, _) = bytes[..info.buffer_size()].as_chunks::<4>();
+        let mut colours = HashMap::new();
+        // Most pixels are of the colour before.
+        for run in pixels.chunk_by(|a, b| a == b) {
+            let [r, g, b, _] = run[0];
+            *colours.entry([r, g, b]).or_default() += run.len();
+        }
         Picture {
             width: info.width as usize,
-            pixels: bytes[..info.buffer_size()]
-                .chunks_exact(samples)
-                .map(|pixel| [pixel[0], pixel[1], pixel[2]])
-                .collect(),
+            height: info.height as usize,
+            colours,
         }
-    }
-
-    /// Number of pixels per colour.
-    pub(crate) fn colours(&self) -> HashMap<[u8; 3], usize> {
-        self.pixels
-            .iter()
-            .fold(HashMap::new(), |mut colours, pixel| {
-                *colours.entry(*pixel).or_default() += 1;
-                colours
-            })
-    }
-
-    pub(crate) fn height(&self) -> usize {
-        self.pixels.len() / self.width
     }
 }
 
