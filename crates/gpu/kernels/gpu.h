@@ -355,7 +355,7 @@ DEV u32 uniform(u32 v, Site = HERE) { return v; }
 DEV u32 shuffle(u32 v, u32 from, Site = HERE) { return __nvvm_shfl_sync_idx_i32(0xffffffffu, v, from, 0x1f); }
 DEV u32 shuffle_xor(u32 v, u32 mask, Site = HERE) { return __nvvm_shfl_sync_bfly_i32(0xffffffffu, v, mask, 0x1f); }
 #else
-DEV u32 uniform(u32 v, Site at = HERE) { return host::uniform(v, at); }
+DEV u32 uniform(u32 v, Site at = HERE) { return host::CHECKED ? host::uniform(v, at) : v; }
 DEV u32 shuffle(u32 v, u32 from, Site at = HERE) { return (u32)host::exchange(v, from, at); }
 DEV u32 shuffle_xor(u32 v, u32 mask, Site at = HERE) { return (u32)host::exchange(v, lane() ^ mask, at); }
 #endif
@@ -377,14 +377,19 @@ struct Or {
 
 #if defined(GPU_HOST)
 namespace host {
-// The steps of wave_reduce() with shuffles, but one exchange for the operands of all.
+// wave_reduce() with one exchange for the operands of all steps, and vector instructions. Every lane has the operands of a step in
+// the order of lane 0, which makes no difference but for NaN.
+template <typename R, typename T, u32 N, typename V> DEV T halves(V v) {
+    if constexpr (N == 1) return v;
+    else return halves<R, T, N / 2>(R::of(v.even, v.odd));
+}
 template <typename R, typename T> __attribute__((disable_sanitizer_instrumentation)) static T reduce(T v, Site at) {
+    typedef T Values __attribute__((ext_vector_type(WARP_SIZE)));
+    typedef u64 Long __attribute__((ext_vector_type(WARP_SIZE), aligned(8)));
+    typedef u32 Short __attribute__((ext_vector_type(WARP_SIZE)));
     const u64* lanes = lanes_of(bits<u32>(v), at);
-    T of[WARP_SIZE];
-    for (u32 i = 0; i < WARP_SIZE; i++) of[i] = bits<T>((u32)lanes[lane() ^ i]);
-    for (u32 mask = 1; mask < WARP_SIZE; mask *= 2)
-        for (u32 i = 0; i < WARP_SIZE; i += 2 * mask) of[i] = R::of(of[i], of[i + mask]);
-    return of[0];
+    Short words = __builtin_convertvector(*(const Long*)lanes, Short);
+    return halves<R, T, WARP_SIZE>(__builtin_bit_cast(Values, words));
 }
 } // namespace host
 #endif

@@ -29,6 +29,12 @@
 
 namespace host {
 
+// Whether memory accesses are checked, and that values are uniform.
+#if __has_feature(thread_sanitizer)
+constexpr bool CHECKED = true;
+#else
+constexpr bool CHECKED = false;
+#endif
 constexpr u32 MAX_THREADS = 1024;
 // Words of a thread's operands of a matrix instruction.
 constexpr u32 MAX_WORDS = 16;
