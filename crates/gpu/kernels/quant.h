@@ -12,14 +12,14 @@
 // `Block<T, Layout>` reads a row of chunks from either layout:
 //
 //     File     as in GGUF
-//     Planes   by field: plane k of a matrix holds field k of all its blocks, row after row, and starts at a multiple
+//     Planes   by field: plane k of a matrix holds field k of all its blocks, row after row or in tiles, and starts at a multiple
 //              of 256 bytes; rows are padded with zeros to a multiple of 32 values (float formats). Behind the planes is
 //              the matrix's `Range`.
 //
 // Quantized rows of a matrix may lie in tiles of 16 rows (Hopper): a plane has 256 values of each of these, then the next 256 of
 // each. A GEMM of few rows of activations reads 64 bytes of each row at a time, and is faster where the rows are close. A GEMV
-// reads 512 bytes of a row, and is slower there. A kernel that defines ROWS_APART takes no matrices in tiles; one that defines
-// ROWS_IN_TILES takes no others.
+// reads 512 bytes of a row, and is slower there. Kernels of a file that defines ROWS_APART take no matrices in tiles, as those of all
+// other GPUs; kernels of a file that defines ROWS_IN_TILES take no others.
 //
 // In planes, the codes of 32 values are arranged so that a shift and a mask extract four at a time as bytes of a word
 // (word w of 8 holds values 4w .. 4w + 3):

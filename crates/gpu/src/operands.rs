@@ -171,13 +171,11 @@ impl ActsBuffer {
 }
 
 /// How the rows of a matrix lie in its planes. Results do not depend on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RowOrder {
     /// One after the other.
-    #[default]
     Apart,
-    /// 256 values of each of 16 rows, then the next 256 of each: faster for products of 5 rows of activations or more,
-    /// slower for fewer.
+    /// 256 values of each of 16 rows, then the next 256 of each: faster for GEMMs of few rows, slower for GEMVs.
     Tiles,
 }
 

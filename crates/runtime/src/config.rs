@@ -64,7 +64,7 @@ impl EngineConfig {
         }
     }
 
-    /// Rows of the products of answers at most: of all sequences, and of any number if one row is computed like many.
+    /// Sequences that answer at a time at most, for the order of weights: any number if one is computed like many.
     pub(crate) fn answer_rows(&self) -> usize {
         match &self.device {
             Device::Gpu(gpu) if gpu.batch_invariant => usize::MAX,

@@ -84,7 +84,7 @@ pub struct GpuOptions {
     pub max_sampled: usize,
     /// Maximum sequences of a step.
     pub max_seqs: usize,
-    /// Rows of the products of answers at most, for which the order of weights is chosen. A check has those of what it checks.
+    /// Sequences that answer at a time at most, for the order of weights: of what is checked, if this is for a check.
     pub answer_rows: usize,
     /// Tokens per KV-cache block.
     pub page: usize,

@@ -13,8 +13,8 @@ pub const MAX_ROWS: usize = 8;
 /// Threads per block.
 pub(super) const THREADS: u32 = 256;
 
-/// Multiplies the rows of `x` with each matrix, in one launch for up to three matrices of a format. The bits of an output row do not
-/// depend on the number of rows or on the other products.
+/// Multiplies the rows of `x` with each matrix, in one launch for up to three matrices of a format and order of rows. The bits of
+/// an output row do not depend on the number of rows or on the other products.
 ///
 /// # Errors
 /// [`GpuError::Format`] for formats without kernels; errors of a launch.

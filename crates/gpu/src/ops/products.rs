@@ -154,8 +154,8 @@ fn launch_sorted(gpu: &Gpu, work: Work<'_>) -> Result<(), GpuError> {
     }
 }
 
-/// Computes both products and the gate: by GEMV in one launch if both matrices have the same format, else in two
-/// launches. `scratch` has room for a second output.
+/// Computes both products and the gate: by GEMV in one launch if both matrices have the same format and order of rows, else in
+/// two launches. `scratch` has room for a second output.
 ///
 /// # Errors
 /// As [`products`].

@@ -30,9 +30,13 @@ layout!(Weights { data, n_out, n_in });
 /// The address of a matrix as kernels take it: its lowest bits say whether the rows lie in tiles.
 ///
 /// # Panics
-/// If they lie in tiles, and those are not whole.
+/// If the planes do not begin at a multiple of 256 bytes; if the rows lie in tiles, and those are not whole.
 pub(super) fn planes(matrix: &Matrix<'_>) -> Address {
     let address = matrix.data.address();
+    assert!(
+        address.is_aligned_to(PLANE_ALIGN as u64),
+        "planes are aligned"
+    );
     match matrix.order {
         RowOrder::Apart => address,
         RowOrder::Tiles => {

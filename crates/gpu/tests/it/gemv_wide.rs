@@ -80,6 +80,7 @@ fn parts_have_the_same_bits(ty: GgmlType) {
                 None => rows,
             };
             for &n_rows in rows {
+                // Both kernels of two and four rows, each in one order.
                 let order = match n_rows {
                     4 => RowOrder::Apart,
                     _ => order_of(&gpu, ty, n_out, N_IN),

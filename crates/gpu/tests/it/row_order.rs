@@ -2,7 +2,7 @@
 
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, Gated, Product};
-use rocmforge_gpu::{Activation, ActsBuffer, Gpu, OutMode, RowOrder};
+use rocmforge_gpu::{Activation, ActsBuffer, Buffer, Gpu, OutMode, RowOrder};
 use rocmforge_plan::act_format;
 
 use crate::common;
@@ -99,6 +99,55 @@ fn tiles_have_the_bits_of_rows() {
         .iter()
         .any(|gpu| ["host-nv", "sm_90a"].contains(&gpu.target()));
     assert_eq!(n_compared > 0, has_hopper);
+}
+
+/// Products with matrices of both orders have the bits of each alone, in GEMVs, which are in two launches, and GEMMs, which are in
+/// one.
+#[test]
+fn products_may_have_both_orders() {
+    let n_in = 512;
+    for ty in [GgmlType::Q4_K, GgmlType::Q8_0] {
+        let has_tiles = |gpu: &Gpu| tiles(gpu, ty, [48, n_in]) == RowOrder::Tiles;
+        for gpu in common::gpus_of(ty).filter(has_tiles) {
+            // How many waves or blocks share a row depends on the other products.
+            let gpu = gpu.with_variants("splits=off".parse().unwrap());
+            let random = &mut Random(3);
+            let packed = [48, 40, 32].map(|n_out| {
+                let file = blocks(ty, n_out * n_in, Fill::Random, random);
+                Packed::new(&gpu, ty, n_out, n_in, &file)
+            });
+            let orders = packed.each_ref().map(|packed| packed.matrix().order);
+            assert_eq!(orders, [RowOrder::Tiles, RowOrder::Apart, RowOrder::Tiles]);
+            for n_rows in ROWS {
+                let x = gpu.upload(&random.values(n_rows * n_in)).unwrap();
+                let acts = ActsBuffer::new(&gpu, act_format(ty), n_rows, n_in).unwrap();
+                let acts = acts.rows(n_rows);
+                ops::quantize(&gpu, x.as_slice(), &acts).unwrap();
+                let run = |parts: &[&[Packed]]| {
+                    let mut all = Vec::new();
+                    for part in parts {
+                        let outs: Vec<_> = { part.iter() }
+                            .map(|packed| gpu.alloc::<f32>(n_rows * packed.n_out).unwrap())
+                            .collect();
+                        let products = part.iter().zip(&outs).map(|(packed, out)| Product {
+                            matrix: packed.matrix(),
+                            bias: None,
+                            mode: OutMode::Store,
+                            out: out.as_slice(),
+                        });
+                        let products: Vec<_> = products.collect();
+                        ops::products(&gpu, &acts, &products).unwrap();
+                        let read = |out: &Buffer| gpu.read(out.as_slice::<u32>()).unwrap();
+                        all.extend(outs.iter().map(read));
+                    }
+                    all
+                };
+                let [first, second, third] = &packed;
+                let alone = [first, second, third].map(std::slice::from_ref);
+                assert!(run(&[&packed]) == run(&alone), "{} {n_rows}", ty.name());
+            }
+        }
+    }
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn backend_of(
 }
 
 /// Opens the emulated GPU with Hopper's kernels.
-fn hopper() -> Option<Gpu> {
+pub(super) fn hopper() -> Option<Gpu> {
     if !rocmforge_gpu::image_targets().contains(&"host-nv") {
         println!("skipped: built without the target host-nv");
         return None;

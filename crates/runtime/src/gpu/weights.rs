@@ -349,3 +349,38 @@ impl DeviceWeights {
         self.vector_data.as_slice().part(first..first + len)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_gguf::Gguf;
+    use rocmforge_model::Model;
+    use rocmforge_plan::Fusion;
+    use rocmforge_testkit::models as synth;
+
+    use super::super::tests::hopper;
+    use super::*;
+
+    #[test]
+    fn models_of_one_file_have_one_order_of_rows() {
+        let Some(gpu) = hopper() else { return };
+        let writer = synth::model("llama", GgmlType::Q4_K).unwrap().unwrap();
+        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+        let model = Model::load(Arc::new(gguf)).unwrap();
+        let plan = model.compiled_plan(Fusion::On);
+        let upload = |max_rows| DeviceWeights::upload(&gpu, &plan, &model.weights, max_rows);
+        let has_tiles = |orders: &[RowOrder]| orders.contains(&RowOrder::Tiles);
+        let orders = |max_rows| row_orders(&gpu, &plan, &model.weights, max_rows);
+        assert!(has_tiles(&orders(8)) && !has_tiles(&orders(4)));
+        for (first, second) in [(1, 8), (8, 1)] {
+            let expected = orders(first);
+            let first = upload(first).unwrap();
+            assert_eq!(orders(second), expected);
+            let of_vectors = size_of::<f32>() * vector_places(&plan, &model.weights).1;
+            let n_bytes = device_bytes(&gpu, &plan, &model.weights).unwrap();
+            assert_eq!(n_bytes, of_vectors as u64, "all matrices are there");
+            let second = upload(second).unwrap();
+            let mut both = first.data.iter().zip(&second.data).zip(&expected);
+            assert!(both.all(|((a, b), order)| Arc::ptr_eq(a, b) && a.order == *order));
+        }
+    }
+}

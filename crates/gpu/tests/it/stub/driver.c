@@ -212,7 +212,7 @@ int NAME(hipMemGetInfo, cuMemGetInfo_v2)(size_t* free, size_t* total) {
 }
 int NAME(hipMalloc, cuMemAlloc_v2)(uint64_t* to, size_t bytes) {
     if (ALLOC_CODE) return ALLOC_CODE;
-    *to = (uint64_t)malloc(bytes);
+    *to = (uint64_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
     return *to ? 0 : 2;
 }
 int NAME(hipFree, cuMemFree_v2)(uint64_t ptr) { return free((void*)ptr), 0; }
