@@ -204,3 +204,16 @@ impl Division {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::sharers;
+
+    #[test]
+    fn tiles_are_shared_evenly_unless_many_blocks_are_idle() {
+        // 8 blocks for each of 32 tiles, and a block for each of 250.
+        assert_eq!([sharers(32, 264), sharers(250, 264)], [256, 250]);
+        // 240 of 264 and 96 of 132 would be too few.
+        assert_eq!([sharers(48, 264), sharers(48, 132)], [264, 132]);
+    }
+}
