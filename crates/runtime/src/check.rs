@@ -182,7 +182,7 @@ pub fn check(
                 max_logits: PROMPT_ROWS.len(),
                 max_sampled: PROMPT_ROWS.len(),
                 max_seqs: PROMPT_ROWS.len(),
-                answer_rows: config.answer_rows(),
+                answers_at_once: config.answers_at_once(),
                 page: config.page,
                 n_blocks: script.n_blocks,
                 n_slots: PROMPT_ROWS.len(),

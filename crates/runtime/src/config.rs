@@ -65,7 +65,7 @@ impl EngineConfig {
     }
 
     /// Sequences that answer at a time at most, for the order of weights: any number if one is computed like many.
-    pub(crate) fn answer_rows(&self) -> usize {
+    pub(crate) fn answers_at_once(&self) -> usize {
         match &self.device {
             Device::Gpu(gpu) if gpu.batch_invariant => usize::MAX,
             Device::Cpu | Device::Gpu(_) => self.max_seqs,

@@ -85,7 +85,7 @@ pub struct GpuOptions {
     /// Maximum sequences of a step.
     pub max_seqs: usize,
     /// Sequences that answer at a time at most, for the order of weights: of what is checked, if this is for a check.
-    pub answer_rows: usize,
+    pub answers_at_once: usize,
     /// Tokens per KV-cache block.
     pub page: usize,
     /// Blocks of the KV cache.
@@ -232,7 +232,7 @@ impl GpuBackend {
         let no_ranges =
             no_ranges.map(|reason| format!("operations have no names for a profiler: {reason}"));
         let notices = no_ranges.into_iter().collect();
-        let weights = DeviceWeights::upload(&gpu, &plan, weights, options.answer_rows)?;
+        let weights = DeviceWeights::upload(&gpu, &plan, weights, options.answers_at_once)?;
         let total = gpu.allocated_bytes() - before;
         Ok(GpuBackend {
             name,

@@ -274,7 +274,7 @@ fn gpu_options(config: &EngineConfig, resolved: &Resolved, graphs: Graphs) -> Gp
         max_logits: limits.max_logits,
         max_sampled: limits.max_sampled(),
         max_seqs: limits.max_seqs,
-        answer_rows: config.answer_rows(),
+        answers_at_once: config.answers_at_once(),
         page: config.page,
         n_blocks: resolved.n_blocks,
         n_slots: resolved.n_slots,

@@ -139,7 +139,7 @@ impl<'a> FirstUse<'a> {
             max_logits: PROMPT_ROWS.len(),
             max_sampled: PROMPT_ROWS.len(),
             max_seqs: PROMPT_ROWS.len(),
-            answer_rows: self.config.answer_rows(),
+            answers_at_once: self.config.answers_at_once(),
             page,
             n_blocks: script.n_blocks,
             n_slots: PROMPT_ROWS.len(),
@@ -331,7 +331,7 @@ fn key(
         (op.name(), labels.shape_and_format(op)).hash(&mut hash);
     }
     // Matrices in tiles have kernels of their own.
-    row_orders(gpu, plan, &model.weights, config.answer_rows()).hash(&mut hash);
+    row_orders(gpu, plan, &model.weights, config.answers_at_once()).hash(&mut hash);
     let facts = [
         env!("CARGO_PKG_VERSION"),
         info.name.as_str(),

@@ -36,7 +36,7 @@ fn backend_of(
         max_logits: N_SEQS,
         max_sampled: N_SEQS,
         max_seqs: N_SEQS,
-        answer_rows: N_SEQS,
+        answers_at_once: N_SEQS,
         page: PAGE,
         n_blocks: N_SEQS * n_ctx.div_ceil(PAGE),
         n_slots: 0,
@@ -220,7 +220,7 @@ fn graphs_are_compared_with_launches() {
 
 /// Passed checks in memory.
 #[derive(Debug, Default)]
-struct Passed(Mutex<Vec<String>>);
+pub(super) struct Passed(Mutex<Vec<String>>);
 
 impl PassedChecks for Passed {
     fn contains(&self, key: &str) -> bool {

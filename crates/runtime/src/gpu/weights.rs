@@ -357,18 +357,79 @@ mod tests {
     use rocmforge_plan::Fusion;
     use rocmforge_testkit::models as synth;
 
-    use super::super::tests::hopper;
+    use super::super::tests::{Passed, hopper};
+    use super::super::{GpuConfig, Graphs};
     use super::*;
+    use crate::check::FirstUse;
+    use crate::config::{Device, EngineConfig};
+    use crate::self_check::SelfCheck;
+    use crate::start::start;
+
+    fn model() -> Model {
+        let writer = synth::model("llama", GgmlType::Q4_K).unwrap().unwrap();
+        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+        Model::load(Arc::new(gguf)).unwrap()
+    }
+
+    fn config(max_seqs: usize, batch_invariant: bool) -> EngineConfig {
+        EngineConfig {
+            max_seqs,
+            n_ctx: Some(64),
+            n_threads: Some(1),
+            device: Device::Gpu(GpuConfig {
+                id: Some("host:nv".parse().unwrap()),
+                batch_invariant,
+                self_check: SelfCheck::Never,
+                ..GpuConfig::default()
+            }),
+            ..EngineConfig::default()
+        }
+    }
+
+    fn has_tiles(orders: &[RowOrder]) -> bool {
+        orders.contains(&RowOrder::Tiles)
+    }
+
+    #[test]
+    fn started_models_have_tiles_for_more_than_four_sequences() {
+        let Some(gpu) = hopper() else { return };
+        for (config, expected) in [
+            (config(4, false), false),
+            (config(5, false), true),
+            (config(1, true), true),
+        ] {
+            let model = model();
+            let plan = model.compiled_plan(Fusion::On);
+            let _started = start(&model, &config).unwrap();
+            // What is there decides, whatever is asked for.
+            let other = if expected { 1 } else { usize::MAX };
+            let orders = row_orders(&gpu, &plan, &model.weights, other);
+            assert_eq!(has_tiles(&orders), expected, "{} at once", config.max_seqs);
+        }
+    }
+
+    /// A check without tiles says nothing about the kernels of tiles.
+    #[test]
+    fn tiles_have_a_check_of_their_own() {
+        let Some(gpu) = hopper() else { return };
+        let model = model();
+        let store = SelfCheck::FirstUse(Arc::new(Passed::default()));
+        let due = |max_seqs| {
+            let config = config(max_seqs, false);
+            let (check, _) =
+                FirstUse::due((&gpu, None), &model, &config, (&store, Graphs::On)).unwrap();
+            check.inspect(|check| check.passed(Graphs::On)).is_some()
+        };
+        assert!(due(4) && !due(4) && !due(1));
+        assert!(due(5) && !due(64));
+    }
 
     #[test]
     fn models_of_one_file_have_one_order_of_rows() {
         let Some(gpu) = hopper() else { return };
-        let writer = synth::model("llama", GgmlType::Q4_K).unwrap().unwrap();
-        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
-        let model = Model::load(Arc::new(gguf)).unwrap();
+        let model = model();
         let plan = model.compiled_plan(Fusion::On);
         let upload = |max_rows| DeviceWeights::upload(&gpu, &plan, &model.weights, max_rows);
-        let has_tiles = |orders: &[RowOrder]| orders.contains(&RowOrder::Tiles);
         let orders = |max_rows| row_orders(&gpu, &plan, &model.weights, max_rows);
         assert!(has_tiles(&orders(8)) && !has_tiles(&orders(4)));
         for (first, second) in [(1, 8), (8, 1)] {

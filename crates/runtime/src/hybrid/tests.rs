@@ -40,7 +40,7 @@ fn options() -> HybridOptions {
             max_logits: 4,
             max_sampled: 4,
             max_seqs: 1,
-            answer_rows: 1,
+            answers_at_once: 1,
             page: PAGE,
             n_blocks: 1,
             n_slots: 0,
