@@ -132,6 +132,7 @@ fn print(out: &mut Out, device: &str, report: &Report, coverage: Coverage) -> Re
             match check.step {
                 Step::Prompt => "prompt".to_string(),
                 Step::Decode => "decode".to_string(),
+                Step::Few => "few".to_string(),
                 Step::Single => "single".to_string(),
             },
             check.op.to_string(),

@@ -69,6 +69,8 @@ pub const CODE_BOUND: f64 = 1.01 / 127.0;
 
 /// Compared tokens of two prompts: together more rows than a kernel for few rows takes at a time, with a remainder.
 const PROMPT_ROWS: [usize; 2] = [32, 5];
+/// Compared tokens of each prompt that are decoded after it.
+const DECODED: [usize; 2] = [4, 2];
 /// Maximum tokens of a step that only fills the KV cache.
 const FILL_ROWS: usize = 256;
 
@@ -118,7 +120,8 @@ impl Extent {
 
     /// Returns the context length that the check needs.
     pub fn n_ctx(&self) -> usize {
-        self.n_depth.saturating_add(self.prompt_rows[0] + 2)
+        self.n_depth
+            .saturating_add(self.prompt_rows[0] + DECODED[0])
     }
 }
 
@@ -221,7 +224,7 @@ pub fn check(
 struct Script {
     /// Steps that only fill the KV cache of the checked backend.
     fill: Vec<Batch>,
-    checked: [(Step, Batch); 3],
+    checked: [(Step, Batch); 4],
     /// A prompt of which only linear attention in chunks is compared: the scalar path takes long for the products of so many
     /// rows.
     chunked: Option<Batch>,
@@ -241,10 +244,10 @@ impl Script {
     ) -> Script {
         // The blocks of the second prompt follow those of the first.
         let [long, short] = prompt_rows;
-        let n_compared = n_depth.saturating_add(long + 2);
+        let n_compared = n_depth.saturating_add(long + DECODED[0]);
         let n_ctx = n_compared.saturating_add(chunk_rows.unwrap_or(0));
         let first_blocks = [0, n_ctx.div_ceil(page)];
-        let n_blocks = first_blocks[1] + (short + 1).div_ceil(page);
+        let n_blocks = first_blocks[1] + (short + DECODED[1]).div_ceil(page);
         let rows = |seqs: &[(usize, usize, usize)]| {
             let mut batch = Batch::default();
             for &(seq, first_pos, n_rows) in seqs {
@@ -286,7 +289,11 @@ impl Script {
             checked: [
                 (Step::Prompt, rows(&[(0, n_depth, long), (1, 0, short)])),
                 (Step::Decode, rows(&[(0, n_depth + long, 1), (1, short, 1)])),
-                (Step::Single, rows(&[(0, n_depth + long + 1, 1)])),
+                (
+                    Step::Few,
+                    rows(&[(0, n_depth + long + 1, 2), (1, short + 1, 1)]),
+                ),
+                (Step::Single, rows(&[(0, n_depth + long + 3, 1)])),
             ],
             chunked: chunk_rows.map(|n_rows| rows(&[(0, n_compared, n_rows)])),
             n_ctx,

@@ -32,6 +32,8 @@ pub enum Step {
     Prompt,
     /// Decode of one token in each of the two sequences.
     Decode,
+    /// Decode of two tokens in one of them, as of a draft, and one in the other.
+    Few,
     /// Decode of one token in one of them.
     Single,
 }

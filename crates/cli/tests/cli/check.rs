@@ -19,7 +19,11 @@ fn built_in_model_passes() {
     assert!(report["n_checked"].as_u64() < report["n_ops"].as_u64());
     let output = |check: &&Value| check["tensor"] == "token_embd.weight" && check["op"] == "matmul";
     let output: Vec<&Value> = checks.iter().filter(output).collect();
-    assert_eq!(output.len(), 3, "in the prompt's step and in the next two");
+    assert_eq!(
+        output.len(),
+        4,
+        "in the prompt's step and in the next three"
+    );
     assert_eq!(output[0]["shape"], "256 -> 4096, Store");
     assert_eq!(output[0]["format"], "Q6_K x Q8x256");
     for check in checks {

@@ -215,9 +215,9 @@ fn prompts_share_blocks() {
 
 test_cases! {
     every_operation_passes_the_check:
-    // Attention of a prefill and of two decode steps, on both sides or only on the GPU.
-    qwen3("qwen3", GpuLayers::Count(2), Experts::WithTheirLayer, 6),
-    mixtral("mixtral", GpuLayers::All, Experts::OnCpu, 3),
+    // Attention of a prefill and of three decode steps, on both sides or only on the GPU.
+    qwen3("qwen3", GpuLayers::Count(2), Experts::WithTheirLayer, 8),
+    mixtral("mixtral", GpuLayers::All, Experts::OnCpu, 4),
 }
 
 /// Checks every operation of a split model, `n_attention` of them attention, against the CPU.

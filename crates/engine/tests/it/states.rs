@@ -377,7 +377,7 @@ fn a_gpu_computes_what_the_cpu_does(name: &str, n_saved: usize) {
     let plan = model.compiled_plan(Fusion::On);
     let n_linear = plan.ops.iter().filter(|op| op.name() == "linear_attention");
     let n_launched = plan.ops.len() - n_linear.count() * n_saved;
-    assert!(report.n_ops <= 3 * n_launched, "{name}: {}", report.n_ops);
+    assert!(report.n_ops <= 4 * n_launched, "{name}: {}", report.n_ops);
 }
 
 test_cases! {

@@ -52,7 +52,7 @@ fn config(isa: Isa) -> EngineConfig {
     }
 }
 
-const STEPS: [Step; 3] = [Step::Prompt, Step::Decode, Step::Single];
+const STEPS: [Step; 4] = [Step::Prompt, Step::Decode, Step::Few, Step::Single];
 
 #[test]
 fn kernels_of_this_machine_pass() {
@@ -72,7 +72,7 @@ fn kernels_of_this_machine_pass() {
         )
         .unwrap();
         let plan = model.compiled_plan(fusion);
-        assert_eq!(report.n_ops, 3 * plan.ops.len());
+        assert_eq!(report.n_ops, STEPS.len() * plan.ops.len());
         let failures: Vec<&OpCheck> = report.failures().collect();
         assert!(failures.is_empty(), "{isa}: {failures:#?}");
         // Every kind of operation of the plan is compared in each step.
