@@ -150,6 +150,13 @@ impl ActsBuffer {
         })
     }
 
+    /// The same for products with weights of these types and orders of rows. Without it, all products are possible, too, but some
+    /// take longer.
+    pub fn beside(self, weights: &[(GgmlType, RowOrder)]) -> ActsBuffer {
+        let half = self.half.map(|half| half.beside(weights));
+        ActsBuffer { half, ..self }
+    }
+
     /// Returns the first `n_rows` rows.
     ///
     /// # Panics

@@ -220,7 +220,9 @@ impl GpuBackend {
         };
         let before = gpu.allocated_bytes();
         let latent = compile::latent_heads(&part.plan, &segments);
-        let memory = Memory::new(&gpu, &part.plan, weights, (latent, borrowed), &sizes)?;
+        let orders = weights::orders(&gpu, &part.plan, weights, options.answers_at_once);
+        let beside = (latent, borrowed);
+        let memory = Memory::new(&gpu, &part.plan, (weights, &orders), beside, &sizes)?;
         let kept = memory.kv_bytes() + memory.state_bytes();
         let scratch = gpu.allocated_bytes() - before - kept;
         let transfers = Transfers::new(&gpu, &part, &sizes.step)?;

@@ -15,7 +15,7 @@ use rocmforge_model::Model;
 use rocmforge_plan::SamplingParams;
 use rocmforge_plan::{Fusion, Side};
 use rocmforge_runtime::check;
-use rocmforge_runtime::check::{Coverage, Extent, OpCheck, SelfCheck};
+use rocmforge_runtime::check::{Coverage, Extent, OpCheck, SelfCheck, Step};
 use rocmforge_runtime::gpu::{Experts, GpuConfig, GpuLayers, Graphs, Offload};
 use rocmforge_runtime::times::{StepObserver, StepPart, StepTimes};
 
@@ -269,6 +269,32 @@ fn products_in_f16_pass_the_check() {
         let mut in_f16 = report.checks.iter();
         assert!(
             in_f16.any(|check| check.bound == check::HALF_BOUND && check.op == op),
+            "{name}"
+        );
+    }
+}
+
+/// Where several sequences may answer, products of a few rows of codes are not rounded to f16, and the check compares them.
+#[test]
+fn products_of_codes_pass_the_check() {
+    let Some(hopper) = hopper() else { return };
+    for (name, op) in [("llama", "matmul"), ("qwen3moe", "expert_matmul")] {
+        let model = short_model(name, GgmlType::Q4_K, 2);
+        let tokens = synth::prompt(30, model.config.n_vocab);
+        let config = EngineConfig {
+            max_seqs: 8,
+            ..config(&with(&hopper, GpuLayers::All, Experts::WithTheirLayer))
+        };
+        let extent = Extent::after(16, Coverage::Distinct);
+        let report = check::check(&model, &config, &tokens, &extent).unwrap();
+        let failures: Vec<&OpCheck> = report.failures().collect();
+        assert!(failures.is_empty(), "{name}: {failures:#?}");
+        let mut of_few = { report.checks.iter() }
+            .filter(|check| check.step == Step::Few && check.op == op)
+            .peekable();
+        assert!(of_few.peek().is_some(), "{name}");
+        assert!(
+            of_few.all(|check| check.bound < check::HALF_BOUND),
             "{name}"
         );
     }

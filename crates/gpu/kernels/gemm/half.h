@@ -39,9 +39,11 @@ struct HalfProduct {
 
 struct HalfParams {
     // [n_in / 64, parts of x, n_octets], 1,024 bytes each, and what to multiply the sums of each row with; or
-    // codes [n_rows, n_in] and their scales [n_rows, n_in / 256] (half_few.h).
+    // codes [n_rows, n_in] and their scales [n_rows, n_in / 256] (half_few.h, octet.h).
     const u8* x;
     const float* factors;
+    // Sums of 16 codes, [n_rows, n_in / 16] (octet.h).
+    const i16* x_sums;
     // Sums of divided tiles, two for each block, and for each block's share of these tiles the number of parts that are
     // done: zero before and after the launch.
     float* parts;
@@ -67,7 +69,7 @@ struct HalfParams {
     u32 pad;
     // Unused ones begin after the last tile. All have the same n_in.
     HalfProduct products[FEW];
-    FIELDS(x, factors, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles,
+    FIELDS(x, factors, x_sums, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles,
            n_whole, n_blocks, n_stacked, early, pad, products)
 };
 

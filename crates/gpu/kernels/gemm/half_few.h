@@ -14,16 +14,14 @@
 // exactly, and their scales multiply the sums of each round. That saves the launch that converts them; of more rows, blocks would
 // convert them too often. Of those with a scale for each 32 values, a product has values of four such groups.
 //
-// The grid is [tiles of all products]: those of the same outputs follow one another, so that weights are in the cache. Of experts
-// it is [blocks of outputs, tiles of rows]. Shared memory: SHARED_BYTES / THREADS for each thread.
+// Shared memory: SHARED_BYTES / THREADS for each thread.
 #pragma once
-#include "early.h"
-#include "gemm/half.h"
+#include "gemm/few_tile.h"
 #include "mma.h"
 
-template <typename F, u32 MOST, bool CODES> struct HalfFew {
+template <typename F, u32 MOST, bool CODES> struct HalfFew : FewTile {
     // THREADS is the most that a launch has.
-    static constexpr u32 OCTETS = 4, ROWS = 8 * OCTETS, OUTS = 16, THREADS = 256, ROUND = 128;
+    static constexpr u32 THREADS = 256, ROUND = 128;
     // Whether weights are copied to shared memory: those of Q4_K. Else ptxas lets products wait for loads of the next weights,
     // which have the scoreboard of the activations. Other formats need more or smaller copies, which cost more than that.
     static constexpr bool COPIES = F::N_PLANES == 2 && F::PLANES[1].bytes == 16;
@@ -34,44 +32,19 @@ template <typename F, u32 MOST, bool CODES> struct HalfFew {
                          WAVE_BYTES = COPIES && Coming::SHARED > SUMS * 4 ? Coming::SHARED : SUMS * 4;
     static constexpr u32 SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES, BLOCKS = MOST == 1 ? 3 : 2, CLUSTER = 1;
 
-    const HalfParams& p;
     u8* shared;
-    HalfProduct product;
-    u32 first_out, first_row, n_rows, octet;
     // Octets of the tile before those that are multiplied.
-    u32 octets_done;
-    float scale;
+    u32 octets_done = 0;
     // Of the tile's first row.
     const u8* codes;
     const float* code_scales;
     Block<F, Planes> rows[2];
 
+    DEV_MEMBER HalfFew(const HalfParams& params, u8* memory) : FewTile(params), shared(memory) {}
+
     // Finds what the block computes. Returns false if there is nothing.
     DEV_MEMBER bool find() {
-        const u32 tile = bid_x();
-        product = p.products[0];
-        if (tile >= p.products[1].first_tile) product = p.products[1];
-        if (tile >= p.products[2].first_tile) product = p.products[2];
-        const u32 in_product = tile - product.first_tile, n_row_tiles = p.tiles ? 1 : p.n_row_tiles;
-        const u32 row_tile = in_product % n_row_tiles;
-        first_out = in_product / n_row_tiles * OUTS;
-        first_row = row_tile * ROWS, octet = row_tile * OCTETS, n_rows = min_of(ROWS, p.n_rows - first_row),
-        scale = 1.0f;
-        octets_done = 0;
-        if (p.tiles) {
-            if (!p.early) begin();
-            const u32x4 words = early16(p.tiles + bid_y());
-            const ExpertTile e = {uniform(words[0]), uniform(words[1]), uniform(words[2]), uniform(words[3])};
-            if (e.expert == NO_EXPERT) {
-                if (p.early) begin();
-                return false;
-            }
-            product.w.data = matrix_of(e.expert, product.w.data, p.expert_bytes, p.n_stacked, product.shared);
-            if (product.bias) product.bias += e.expert * product.w.n_out;
-            if (product.scales) scale = product.scales[e.expert];
-            product.out = moved(product.out, e.expert * p.out_skip);
-            first_row = e.first_row, n_rows = e.n_rows, octet = first_octet(e, bid_y());
-        }
+        if (!FewTile::find()) return false;
         if constexpr (CODES) {
             codes = p.x + (u64)first_row * product.w.n_in;
             code_scales = p.factors + (u64)first_row * (product.w.n_in / 256);
@@ -186,7 +159,7 @@ template <typename F, u32 MOST, bool CODES> struct HalfFew {
         F next[2];
         if constexpr (COPIES) begin_copy(coming, wave(), 0);
         else load(next, wave());
-        if (octets_done == 0 && (!p.tiles || p.early)) begin();
+        if (octets_done == 0 && !began()) begin();
         float acc[N][4] = {};
         auto x = activations<N>();
         x.start(*this);
@@ -252,18 +225,12 @@ template <typename F, u32 MOST, bool CODES> struct HalfFew {
 
     // Stores the rows of the tile from `first` on.
     DEV_MEMBER void store(u32 first, float up) const {
-        const Weights& w = product.w;
-        const u32 stride = p.tiles ? p.out_stride : w.n_out;
-        for (u32 i = tid(); i < min_of(n_rows - first, 8 * MOST) * OUTS; i += n_waves() * WARP_SIZE) {
-            const u32 row = first_row + first + i / OUTS, out = first_out + i % OUTS;
-            if (out >= w.n_out) continue;
-            float sum = 0.0f;
-            for (u32 k = 0; k < n_waves(); k++) sum += ((const float*)of_wave(k))[i];
-            float* to = product.out + (u64)row * stride + out;
-            const float factor = CODES ? 1.0f : p.factors[row];
-            sum = fma(sum * (HalfWeights<F>::down(up) * scale), factor, product.bias ? product.bias[out] : 0.0f);
-            *to = product.mode & ADD ? *to + sum : sum;
-        }
+        FewTile::store(
+            first, 8 * MOST, [&](u32 k) { return (const float*)of_wave(k); },
+            [&](float sum, u32 row, float bias) {
+                const float factor = CODES ? 1.0f : p.factors[row];
+                return fma(sum * (HalfWeights<F>::down(up) * scale), factor, bias);
+            });
     }
 
     DEV_MEMBER void run() {

@@ -10,11 +10,10 @@ use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::GgmlType;
 
-use self::division::{COSTS, Cost, Division, WARP, is_small, waves_of};
+use self::division::{COSTS, Cost, Division, OF_FEW, WARP, is_small, waves_of};
 use self::made::{LastMade, Made};
 pub(super) use self::rows::{HalfRows, HalfRowsKernels};
 use super::formats::format_modules;
-use super::gemv::MAX_ROWS;
 use super::jobs::{FEW, Work, address, planes_or_null};
 use super::routing::{ExpertTile, Routing, TILE_ROWS, max_tiles};
 use super::rows::Weights;
@@ -24,9 +23,11 @@ use crate::gpu::Gpu;
 use crate::image::Image;
 use crate::kernel::{AnyKernel, Count, Kernel, KernelTable, Table, kernels, layout};
 use crate::memory::{Address, Buffer, Slice};
-use crate::operands::{ActFormat, Acts};
+use crate::operands::{ActFormat, Acts, RowOrder};
 use crate::variant::{MAX_ANSWER_ROWS, Variant};
 
+/// Rows and outputs of a tile of few rows (`kernels/gemm/few_tile.h`).
+const FEW_TILE: [usize; 2] = [32, 16];
 /// Rows of activations that are stored together, and the bytes of 64 values of them.
 const OCTET: usize = 8;
 const OCTET_BYTES: usize = 1024;
@@ -126,6 +127,7 @@ layout!(HalfProduct {
 struct HalfParams {
     x: Address,
     factors: Address,
+    x_sums: Address,
     parts: Address,
     counters: Address,
     tiles: Table<ExpertTile>,
@@ -147,6 +149,7 @@ struct HalfParams {
 layout!(HalfParams {
     x,
     factors,
+    x_sums,
     parts,
     counters,
     tiles,
@@ -165,7 +168,7 @@ layout!(HalfParams {
     products
 });
 
-const _: () = assert!(size_of::<HalfActsParams>() == 72 && size_of::<HalfParams>() == 264);
+const _: () = assert!(size_of::<HalfActsParams>() == 72 && size_of::<HalfParams>() == 272);
 
 kernels! {
     /// The numbers are the rows of a tile; those of few rows have up to 32, of which the second and third multiply eight at
@@ -179,6 +182,23 @@ kernels! {
         gemm_half_256: HalfParams,
     }
 }
+
+kernels! {
+    /// Of few rows of codes, on int8 units (`kernels/gemm/octet.h`), for each format of [`may_have_octets`].
+    struct OctetKernels {
+        gemm_octet_q4_k: HalfParams,
+        gemm_octet_q6_k: HalfParams,
+    }
+}
+
+/// Whether [`OctetKernels`] has one for weights of this type in tiles.
+pub(super) fn may_have_octets(ty: GgmlType) -> bool {
+    matches!(ty, GgmlType::Q4_K | GgmlType::Q6_K)
+}
+
+/// The most waves of a block of [`OctetKernels`], and the waves that a processor runs at once.
+const OCTET_WAVES: usize = 8;
+const OCTET_WAVES_AT_ONCE: usize = 16;
 
 /// The tile of a kernel, as the image says.
 #[derive(Clone, Copy)]
@@ -355,6 +375,7 @@ pub(crate) struct HalfBuffer {
     x: Buffer,
     parts: Arc<Buffer>,
     made: LastMade,
+    has_octets: bool,
 }
 
 /// [`HalfBuffer`] in a launch.
@@ -363,6 +384,8 @@ pub struct HalfMemory<'a> {
     x: Slice<'a, u8>,
     parts: Slice<'a, u8>,
     made: &'a LastMade,
+    /// Whether [`OctetKernels`] has kernels for all weights that the activations are multiplied with.
+    pub(super) has_octets: bool,
 }
 
 impl HalfMemory<'_> {
@@ -429,7 +452,7 @@ impl HalfBuffer {
         let is_built = MODULES
             .iter()
             .any(|module| Image::find(gpu.target(), module).is_some());
-        if max_rows <= MAX_ROWS || !is_built {
+        if max_rows <= select::MAX_ROWS_BESIDE_OCTETS || !is_built {
             return Ok(None);
         }
         let n_octets = max_octets(max_rows, n_experts);
@@ -438,7 +461,17 @@ impl HalfBuffer {
             x: gpu.alloc::<u8>(n_bytes)?,
             parts: parts(gpu)?,
             made: LastMade::default(),
+            has_octets: false,
         }))
+    }
+
+    /// The same for products with these weights.
+    pub(crate) fn beside(self, weights: &[(GgmlType, RowOrder)]) -> HalfBuffer {
+        let mut has_octets = !weights.is_empty();
+        for (ty, order) in weights {
+            has_octets &= may_have_octets(*ty) && *order == RowOrder::Tiles;
+        }
+        HalfBuffer { has_octets, ..self }
     }
 
     pub(crate) fn memory(&self) -> HalfMemory<'_> {
@@ -446,6 +479,7 @@ impl HalfBuffer {
             x: self.x.as_slice(),
             parts: self.parts.as_slice(),
             made: &self.made,
+            has_octets: self.has_octets,
         }
     }
 }
@@ -472,8 +506,11 @@ fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
 
 /// Whether [`products`](super::products) of these activations with weights of this type round both to f16.
 pub fn takes_halves(gpu: &Gpu, x: &Acts<'_>, ty: GgmlType) -> bool {
-    let can = can_take(gpu, x, ty, None);
-    can && n_parts(x.form) == 1 && !select::is_gemv(gpu, x.n_rows, can)
+    let halves = x.half.filter(|_| can_take(gpu, x, ty, None));
+    halves.is_some()
+        && n_parts(x.form) == 1
+        && !select::is_gemv(gpu, x.n_rows, halves)
+        && !takes_octets(gpu, x, None)
 }
 
 /// Whether [`expert_products`](super::expert_products) of these activations with weights of this type round both to f16.
@@ -484,7 +521,9 @@ pub fn takes_halves_of_experts(
     ty: GgmlType,
 ) -> bool {
     let can = can_take(gpu, x, ty, Some(routing));
-    can && n_parts(x.form) == 1 && !select::is_gemv_of_experts(gpu, routing, can)
+    can && n_parts(x.form) == 1
+        && !select::is_gemv_of_experts(gpu, routing, can)
+        && !takes_octets(gpu, x, Some(routing))
 }
 
 /// Whether GEMM takes these activations as f16.
@@ -566,7 +605,7 @@ pub(super) fn launch(
 ) -> Result<(), GpuError> {
     let x = HalfActs::new(gpu, memory, works)?;
     let made = made(gpu, &works[0].x, x.table(), x.is_few);
-    if !x.are_codes && !memory.has(made) {
+    if !x.has_codes() && !memory.has(made) {
         convert(gpu, &works[0], &x)?;
         memory.remember(Some(made));
     }
@@ -589,12 +628,41 @@ fn takes_codes(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> bool {
     are_few && x.form == ActFormat::Q8x256 && !gpu.takes(Variant::RowsAnswer)
 }
 
-/// Activations as f16, or codes that the GEMM of few rows takes as they are.
+/// Whether products of these activations take their codes, if there are kernels for the weights.
+fn takes_octets(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> bool {
+    let others = [
+        Variant::RowsAnswer,
+        Variant::RowsPrompt,
+        Variant::TilesWide,
+        Variant::SplitsOn,
+    ];
+    let are_few = match routing {
+        Some(routing) => routing.has_up_to(OCTET_ROWS),
+        None => x.n_rows <= OCTET,
+    };
+    are_few
+        && x.form == ActFormat::Q8x256
+        && x.half.is_some_and(|memory| memory.has_octets)
+        && !others.iter().any(|&variant| gpu.takes(variant))
+}
+
+/// How products take activations.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// As f16.
+    Halves,
+    /// As codes, of which the GEMM of few rows makes f16 numbers.
+    Codes,
+    /// As codes, by [`OctetKernels`].
+    Octets,
+}
+
+/// Activations as products take them.
 struct HalfActs<'a> {
     /// Or the scales of the codes.
     factors: Address,
     values: Address,
-    are_codes: bool,
+    way: Way,
     n_octets: usize,
     /// Whether their order is that of the GEMM of few rows.
     is_few: bool,
@@ -612,10 +680,19 @@ impl<'a> HalfActs<'a> {
         let routing = work.experts.as_ref().map(|experts| &experts.routing);
         let n_octets = n_octets(gpu, &work.x, routing);
         let is_few = is_few(gpu, works)?;
-        let are_codes = is_few && takes_codes(gpu, &work.x, routing);
-        let (factors, values) = match are_codes {
-            true => (work.x.scales.address(), work.x.codes.address()),
-            false => {
+        let has_octets = |work: &Work<'_>| {
+            may_have_octets(work.matrix.ty) && work.matrix.order == RowOrder::Tiles
+        };
+        let way = if takes_octets(gpu, &work.x, routing) && works.iter().all(has_octets) {
+            Way::Octets
+        } else if is_few && takes_codes(gpu, &work.x, routing) {
+            Way::Codes
+        } else {
+            Way::Halves
+        };
+        let (factors, values) = match way {
+            Way::Codes | Way::Octets => (work.x.scales.address(), work.x.codes.address()),
+            Way::Halves => {
                 let factors = factor_bytes(work.x.n_rows);
                 let values = factors..factors + value_bytes(work.x.form, n_octets, work.x.width);
                 (memory.x.address(), memory.x.part(values).address())
@@ -624,11 +701,15 @@ impl<'a> HalfActs<'a> {
         Ok(HalfActs {
             factors,
             values,
-            are_codes,
+            way,
             n_octets,
             is_few,
             tiles: routing.map(|routing| routing.tiles[kind_of(gpu, routing)]),
         })
+    }
+
+    fn has_codes(&self) -> bool {
+        self.way != Way::Halves
     }
 
     fn table(&self) -> Table<ExpertTile> {
@@ -675,6 +756,37 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
     gpu.launch(kernel, grid, threads, 0, &params)
 }
 
+/// Returns the kernel for products with weights of one format, its tile, and how its tiles are distributed.
+fn choose_octets<'g>(
+    gpu: &'g Gpu,
+    works: &[Work<'_>],
+) -> Result<(&'g Kernel<HalfParams>, Tile, Division), GpuError> {
+    let kernels = &gpu.kernels().gemm_octet;
+    let (kernel, name) = match works[0].matrix.ty {
+        GgmlType::Q6_K => (&kernels.gemm_octet_q6_k, "gemm_octet_q6_k_wave_bytes"),
+        _ => (&kernels.gemm_octet_q4_k, "gemm_octet_q4_k_wave_bytes"),
+    };
+    let wave_bytes = gpu.constant("gemm_octet", name)?;
+    let most = Tile {
+        rows: FEW_TILE[0],
+        outs: FEW_TILE[1],
+        threads: (WARP * OCTET_WAVES) as u32,
+        shared_bytes: wave_bytes * OCTET_WAVES as u32,
+        round: 256,
+        blocks: OCTET_WAVES_AT_ONCE / OCTET_WAVES,
+        cluster: 1,
+        cost: OF_FEW,
+    };
+    let n_waves = waves_of(gpu, most, works);
+    let tile = Tile {
+        threads: (WARP * n_waves) as u32,
+        shared_bytes: wave_bytes * n_waves as u32,
+        blocks: OCTET_WAVES_AT_ONCE / n_waves,
+        ..most
+    };
+    Ok((kernel, tile, Division::whole(tile, works)))
+}
+
 /// Launches up to [`FEW`] products of one format.
 fn multiply(
     gpu: &Gpu,
@@ -683,7 +795,10 @@ fn multiply(
 ) -> Result<(), GpuError> {
     let n_rows = works[0].x.n_rows;
     let kernels = gpu.kernels().gemm_half.of(works[0].matrix.ty)?;
-    let (kernel, tile, division) = kernels.choose(gpu, works, (x.is_few, x.are_codes))?;
+    let (kernel, tile, division) = match x.way {
+        Way::Octets => choose_octets(gpu, works)?,
+        _ => kernels.choose(gpu, works, (x.is_few, x.has_codes()))?,
+    };
     let mut n_tiles = 0;
     let product = |work: &Work<'_>, first_tile: usize| HalfProduct {
         w: (&work.matrix).into(),
@@ -710,6 +825,7 @@ fn multiply(
     let params = HalfParams {
         x: x.values,
         factors: x.factors,
+        x_sums: works[0].x.sums.address(),
         parts: memory.parts.part(counters..memory.parts.len()).address(),
         counters: memory.parts.address(),
         tiles: x.table(),

@@ -9,7 +9,7 @@ use super::elementwise::ElementwiseKernels;
 use super::expand::ExpandKernels;
 use super::formats::{PerFormat, format_modules};
 use super::group::BatchKernels;
-use super::half::{GemmHalves, HalfActsKernels, HalfRowsKernels};
+use super::half::{GemmHalves, HalfActsKernels, HalfRowsKernels, OctetKernels};
 use super::half_cache::KvHalvesKernels;
 use super::heads::HeadsKernels;
 use super::kv_move::KvMoveKernels;
@@ -79,6 +79,7 @@ modules! {
         expand: ExpandKernels,
         experts: ExpertsKernels,
         few_floats: FewFloatsKernels,
+        gemm_octet: OctetKernels,
         half_acts: HalfActsKernels,
         half_rows: HalfRowsKernels,
         heads: HeadsKernels,

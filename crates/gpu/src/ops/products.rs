@@ -44,12 +44,12 @@ pub fn products(gpu: &Gpu, x: &Acts<'_>, products: &[Product<'_>]) -> Result<(),
 
 /// Whether products of the same activations are GEMVs.
 fn is_gemv(gpu: &Gpu, works: &[Work<'_>]) -> bool {
-    let halves = half::memory(gpu, works).is_some();
+    let halves = half::memory(gpu, works);
     match works.first() {
         Some(Work {
             experts: Some(experts),
             ..
-        }) => select::is_gemv_of_experts(gpu, &experts.routing, halves),
+        }) => select::is_gemv_of_experts(gpu, &experts.routing, halves.is_some()),
         Some(work) => select::is_gemv(gpu, work.x.n_rows, halves),
         None => true,
     }

@@ -84,7 +84,7 @@ pub fn routes_row(
         && width.is_multiple_of(8)
         && width * size_of::<f32>() <= MAX_SHARED_BYTES
         && is_of_block(gpu, width)
-        && select::is_gemv(gpu, 1, false)
+        && select::is_gemv(gpu, 1, None)
 }
 
 /// The RMS norm of a row, its products with a matrix, and [`route`](super::route) of these, in one launch with the same bits.

@@ -668,6 +668,78 @@ fn check_in_f16(
     }
 }
 
+/// Codes of experts' rows are multiplied as they are, eight at once, with weights that have kernels for that. One of the experts has
+/// more rows.
+#[test]
+fn rows_of_experts_are_multiplied_as_codes() {
+    for (ty, kernel) in [
+        (GgmlType::Q4_K, "gemm_octet_q4_k"),
+        (GgmlType::Q6_K, "gemm_octet_q6_k"),
+    ] {
+        let has_units = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
+        for gpu in common::gpus_of(ty).filter(has_units) {
+            for ((n_tokens, n_experts, kind), n_in, is_shared) in [
+                ((12, 6, Logits::Crowd), 512, true),
+                ((40, 30, Logits::Random), 1280, false),
+            ] {
+                let random = &mut Random(n_in as u64);
+                let mut step = Step::new([n_tokens, n_experts, 2], kind, random);
+                *step.seq_of_row.last_mut().unwrap() = NONE;
+                if is_shared {
+                    step = step.with_shared(SharedWeight::One);
+                }
+                let (n_out, max_rows) = (48, n_tokens * step.n_used);
+                let shape = [step.n_experts, n_out, n_in];
+                let sides = Experts::parts(&gpu, ty, shape, random);
+                let [gate, up] = match is_shared {
+                    true => sides.map(|experts| experts.with_last_apart(&gpu)),
+                    false => {
+                        let [gate, up] = sides.map(|experts| experts.with_scales(&gpu, random));
+                        [gate, up.with_biases(&gpu, random)]
+                    }
+                };
+                let of_rows = [max_rows, n_in];
+                let acts =
+                    ActsBuffer::of_experts(&gpu, act_format(ty), of_rows, Some(step.n_experts));
+                let acts = acts.unwrap().beside(&[(ty, gate.order), (ty, up.order)]);
+                let buffer = step.route(&gpu);
+                let routing = buffer.of(n_tokens);
+                let x = acts.rows(max_rows);
+                let values = gpu.upload(&random.values(max_rows * n_in)).unwrap();
+                let quantized = common::kernels(&gpu, || {
+                    ops::quantize_choices(&gpu, values.as_slice(), &routing, &x)
+                });
+                assert_eq!(quantized, ["quantize_q8x256"]);
+                assert!(!ops::takes_halves_of_experts(&gpu, &x, &routing, ty));
+                let codes = gpu.read(x.codes).unwrap();
+                let scales = gpu.read(x.scales).unwrap();
+                let exact = codes.iter().enumerate();
+                let exact: Vec<f64> = exact
+                    .map(|(i, &code)| f64::from(code) * f64::from(scales[i / 256]))
+                    .collect();
+                let activation = JOINING[0];
+                let expected = gated_rows([&gate, &up], activation, &exact, &step.choices());
+                let found = any_order(|| {
+                    let [out, beside] =
+                        [0; 2].map(|_| gpu.upload(&vec![0.0f32; max_rows * n_out]).unwrap());
+                    let gated = ExpertGated {
+                        sides: [gate.product_of_rows(), up.product_of_rows()],
+                        activation,
+                        out: out.as_slice(),
+                    };
+                    let kernels = common::kernels(&gpu, || {
+                        ops::expert_gated_products(&gpu, &x, &routing, &gated, beside.as_slice())
+                    });
+                    assert!(kernels.contains(&kernel), "{kernels:?}");
+                    gpu.read(out.as_slice::<f32>()).unwrap()
+                });
+                let what = format!("{} {} {shape:?}", common::name(&gpu), ty.name());
+                assert_rows(&found, &expected, (0.0, BOUND), &what);
+            }
+        }
+    }
+}
+
 /// Gate and up whose result is converted have the codes of those that are converted apart, and products of them the same bits.
 /// No launch converts them to f16.
 #[test]

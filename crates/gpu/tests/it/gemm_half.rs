@@ -3,7 +3,7 @@
 
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, Product};
-use rocmforge_gpu::{ActsBuffer, Buffer, Gpu, OutMode};
+use rocmforge_gpu::{ActsBuffer, Buffer, Gpu, OutMode, RowOrder};
 use rocmforge_plan::{ActFormat, act_format};
 
 use crate::common;
@@ -406,5 +406,105 @@ fn rows_are_independent() {
         }
         let spoilt = &after[3 * n_out..4 * n_out];
         assert!(spoilt.iter().all(|y| y.is_nan()), "{}", gpu.target());
+    }
+}
+
+/// Products of up to eight rows take codes where all weights that are multiplied with them lie in tiles and have kernels for that.
+/// Their sums are those of integers, and near those of f64 numbers. A row has the same bits in any company.
+#[test]
+fn few_rows_are_multiplied_as_codes() {
+    let types = [GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q4_K];
+    for gpu in gpus(types[0]) {
+        for (n_rows, n_in, fill) in [
+            (8, 256, Fill::Random),
+            (3, 4608, Fill::Random),
+            (5, 2304, Fill::Random),
+            (3, 512, Fill::Ones),
+            (4, 512, Fill::ZeroScales),
+            (7, 512, Fill::TinyScales),
+        ] {
+            let random = &mut Random((n_rows * n_in) as u64);
+            let x = Activations::new(&gpu, types[0], [n_rows, n_in], random);
+            let outs_of = [48, 16, 32];
+            let shapes = types.into_iter().zip(outs_of);
+            let weights: Vec<Weights> = shapes
+                .map(|(ty, n_out)| Weights::new(&gpu, ty, [n_out, n_in], fill, random))
+                .collect();
+            let beside = weights
+                .iter()
+                .map(|w| (w.packed.ty, w.packed.matrix().order));
+            let beside: Vec<_> = beside.collect();
+            let (exact, acts) = (x.exact, x.acts.beside(&beside));
+            let bias: Vec<f32> = random.values(outs_of[1]);
+            let device_bias = gpu.upload(&bias).unwrap();
+            let run = |n_rows: usize| -> Vec<Vec<f32>> {
+                let outs = outs_of.map(|n_out| gpu.upload(&vec![1.0f32; n_rows * n_out]).unwrap());
+                let products = [0, 1, 2].map(|i| Product {
+                    matrix: weights[i].packed.matrix(),
+                    bias: (i == 1).then_some(device_bias.as_slice()),
+                    mode: if i == 1 { OutMode::Add } else { OutMode::Store },
+                    out: outs[i].as_slice(),
+                });
+                let kernels =
+                    common::kernels(&gpu, || ops::products(&gpu, &acts.rows(n_rows), &products));
+                assert_eq!(
+                    kernels,
+                    ["gemm_octet_q4_k", "gemm_octet_q6_k", "gemm_octet_q4_k"]
+                );
+                let read = |out: &Buffer| gpu.read(out.as_slice::<f32>()).unwrap();
+                outs.iter().map(read).collect()
+            };
+            let what = format!("{} [{n_rows}, {n_in}] {fill:?}", common::name(&gpu));
+            assert!(!ops::takes_halves(&gpu, &acts.rows(n_rows), types[0]));
+            let found: Vec<f32> = any_order(|| run(n_rows).concat());
+            let mut rest = &found[..];
+            for (i, n_out) in outs_of.into_iter().enumerate() {
+                let (of_one, others) = rest.split_at(n_rows * n_out);
+                rest = others;
+                let (mut products, terms) = product(&exact, &weights[i].exact, n_in);
+                if i == 1 {
+                    for (j, y) in products.iter_mut().enumerate() {
+                        *y += 1.0 + f64::from(bias[j % n_out]);
+                    }
+                }
+                let shape = [n_rows, n_out];
+                check_near(
+                    &format!("{what} {i}"),
+                    1e-6,
+                    of_one,
+                    &products,
+                    shape,
+                    &terms,
+                );
+            }
+            let fewer = run(n_rows.min(3));
+            for (all, fewer) in run(n_rows).iter().zip(&fewer) {
+                assert!(all[..fewer.len()] == fewer[..], "{what}");
+            }
+        }
+    }
+}
+
+/// Other activations are rounded to f16: of more rows, with weights of another format or order of rows, and where each row is to
+/// have the same bits in any number of rows.
+#[test]
+fn other_rows_are_not_multiplied_as_codes() {
+    let (ty, other) = (GgmlType::Q4_K, GgmlType::Q2_K);
+    let [tiles, apart] = [RowOrder::Tiles, RowOrder::Apart];
+    for gpu in gpus(ty).filter(|gpu| common::has_format(gpu, other)) {
+        let answers = gpu.with_variants("rows=answer".parse().unwrap());
+        for (gpu, n_rows, beside, takes_codes) in [
+            (&gpu, 8, &[(ty, tiles)][..], true),
+            (&gpu, 9, &[(ty, tiles)], false),
+            (&gpu, 8, &[(ty, apart)], false),
+            (&gpu, 8, &[(ty, tiles), (other, tiles)], false),
+            (&gpu, 8, &[], false),
+            (&answers, 8, &[(ty, tiles)], false),
+        ] {
+            let acts = ActsBuffer::new(gpu, act_format(ty), n_rows, 256).unwrap();
+            let acts = acts.beside(beside);
+            let takes_halves = ops::takes_halves(gpu, &acts.rows(n_rows), ty);
+            assert_eq!(takes_halves, !takes_codes, "{n_rows} {beside:?}");
+        }
     }
 }

@@ -160,7 +160,44 @@ fn matrices_of_partial_tiles_have_none() {
         ] {
             assert_eq!(tiles(&gpu, ty, shape), RowOrder::Apart);
         }
-        let few = ops::row_order(&gpu, GgmlType::Q4_K, [32, 512], 4);
+        let few = ops::row_order(&gpu, GgmlType::Q4_K, [32, 512], 2);
         assert_eq!(few, RowOrder::Apart);
+    }
+}
+
+/// With kernels that take codes, matrices lie in tiles for fewer rows, and products are GEMMs of fewer rows.
+#[test]
+fn products_of_codes_are_gemms_of_fewer_rows() {
+    for (ty, last_gemv) in [(GgmlType::Q2_K, 4), (GgmlType::Q4_K, 2)] {
+        let shape @ [n_out, n_in] = [32, 512];
+        let has_tiles = |gpu: &Gpu| tiles(gpu, ty, shape) == RowOrder::Tiles;
+        for gpu in common::gpus_of(ty).filter(has_tiles) {
+            for max_rows in 1..=8 {
+                let order = ops::row_order(&gpu, ty, shape, max_rows);
+                assert_eq!(order == RowOrder::Tiles, max_rows > last_gemv, "{max_rows}");
+            }
+            let random = &mut Random(9);
+            let file = blocks(ty, n_out * n_in, Fill::Random, random);
+            let packed = Packed::in_order(&gpu, RowOrder::Tiles, ty, shape, &file);
+            let most = last_gemv + 1;
+            let acts = ActsBuffer::new(&gpu, act_format(ty), ops::MAX_ROWS + 1, n_in).unwrap();
+            let acts = acts.beside(&[(ty, RowOrder::Tiles)]);
+            for n_rows in 1..=most {
+                let x = gpu.upload(&random.values(n_rows * n_in)).unwrap();
+                let out = gpu.alloc::<f32>(n_rows * n_out).unwrap();
+                let product = Product {
+                    matrix: packed.matrix(),
+                    bias: None,
+                    mode: OutMode::Store,
+                    out: out.as_slice(),
+                };
+                let kernels = common::kernels(&gpu, || {
+                    ops::quantize(&gpu, x.as_slice(), &acts.rows(n_rows))?;
+                    ops::products(&gpu, &acts.rows(n_rows), &[product])
+                });
+                let is_gemm = kernels.iter().any(|kernel| kernel.starts_with("gemm"));
+                assert_eq!(is_gemm, n_rows == most, "{n_rows}: {kernels:?}");
+            }
+        }
     }
 }

@@ -1,18 +1,20 @@
 //! Device memory of a compiled plan, allocated once for the largest step. Addresses never change, so that steps can be
 //! captured as graphs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use rocmforge_gpu::ops::{AttentionScratch, HeadsMemory, LatentHeads, Routing, RoutingBuffer};
-use rocmforge_gpu::{Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvTypes, Slice};
+use rocmforge_gpu::{
+    Acts, ActsBuffer, Buffer, Gpu, GpuError, KvLayer, KvShape, KvTypes, RowOrder, Slice,
+};
 
 use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
 use crate::shared_cache::DeviceLayer;
 use rocmforge_gguf::GgmlType;
 use rocmforge_plan::{
-    ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, Weights,
+    ActsId, BufferId, BufferInfo, Op, Plan, RopeId, RoutingId, RowCount, WeightId, Weights,
 };
 
 /// Positions whose rotations are computed at once.
@@ -59,11 +61,11 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// `latent`: the heads of latent attention, if prompts may need keys and values of these. `borrowed`: the layers of another
-    /// model's cache, if the plan reads these.
+    /// model's cache, if the plan reads these. `orders`: of the rows of each matrix on the device.
     pub(crate) fn new(
         gpu: &Gpu,
         plan: &Plan,
-        weights: &Weights,
+        (weights, orders): (&Weights, &HashMap<WeightId, RowOrder>),
         (latent, borrowed): (Option<LatentHeads>, Option<Vec<DeviceLayer>>),
         sizes: &Sizes,
     ) -> Result<Memory, GpuError> {
@@ -85,10 +87,11 @@ impl Memory {
                 RowCount::Heads { n_heads } => Some(n_heads),
                 RowCount::Tokens | RowCount::Logits => None,
             };
-            let shape = [n_rows, info.width];
-            let acts = match is_for_f32(plan, weights, ActsId(i as u32)) {
+            let (shape, id) = ([n_rows, info.width], ActsId(i as u32));
+            let acts = match is_for_f32(plan, weights, id) {
                 true => ActsBuffer::for_f32(gpu, shape)?,
-                false => ActsBuffer::of_experts(gpu, info.format, shape, n_experts)?,
+                false => ActsBuffer::of_experts(gpu, info.format, shape, n_experts)?
+                    .beside(&read_with(plan, weights, orders, id)),
             };
             Ok((*info, acts))
         });
@@ -298,9 +301,24 @@ fn rope_tables(gpu: &Gpu, plan: &Plan, n_ctx: usize) -> Result<Vec<(usize, Buffe
     Ok(tables)
 }
 
+/// Returns the matrices that are multiplied with these activations.
+fn matrices_of(plan: &Plan, id: ActsId) -> impl Iterator<Item = WeightId> {
+    let readers = plan.ops.iter().filter(move |op| op.acts_read() == Some(id));
+    readers.flat_map(Op::matrices)
+}
+
 /// Returns whether only F32 weights are multiplied with these activations.
 fn is_for_f32(plan: &Plan, weights: &Weights, id: ActsId) -> bool {
-    let readers = plan.ops.iter().filter(|op| op.acts_read() == Some(id));
-    let mut matrices = readers.flat_map(Op::matrices);
-    matrices.all(|id| weights.matrix(id).ty == GgmlType::F32)
+    matrices_of(plan, id).all(|id| weights.matrix(id).ty == GgmlType::F32)
+}
+
+/// Returns the type and the order of rows of each matrix that is multiplied with these activations.
+fn read_with(
+    plan: &Plan,
+    weights: &Weights,
+    orders: &HashMap<WeightId, RowOrder>,
+    id: ActsId,
+) -> Vec<(GgmlType, RowOrder)> {
+    let matrices = matrices_of(plan, id).map(|id| (weights.matrix(id).ty, orders[&id]));
+    matrices.collect()
 }

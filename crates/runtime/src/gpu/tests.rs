@@ -92,6 +92,47 @@ fn run(backend: &mut GpuBackend, batch: Batch) -> Vec<RowOutput> {
     result.recv().unwrap().unwrap().rows
 }
 
+/// Returns the names of the kernels of a step, sorted.
+fn kernels(gpu: &Gpu, backend: &mut GpuBackend, batch: Batch) -> Vec<&'static str> {
+    let origin = Event::new(gpu).unwrap();
+    origin.record().unwrap();
+    let mut trace = Trace::new(gpu);
+    let step = || {
+        run(backend, batch);
+        Ok(())
+    };
+    trace.record(step).unwrap();
+    let times = trace.times(&origin).unwrap();
+    let mut names: Vec<&str> = times.iter().map(|time| time.kernel).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Where three sequences may answer, their weights lie in tiles, and products of their rows take codes.
+#[test]
+fn rows_of_three_sequences_are_multiplied_as_codes() {
+    let Some(gpu) = hopper() else { return };
+    for (name, ty, kernel) in [
+        ("llama", GgmlType::Q4_K, "gemm_octet_q4_k"),
+        ("qwen3moe", GgmlType::Q6_K, "gemm_octet_q6_k"),
+    ] {
+        let writer = synth::model(name, ty).unwrap().unwrap();
+        let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
+        let model = Model::load(Arc::new(gguf)).unwrap();
+        let mut backend = backend(&gpu, &model, Graphs::Off);
+        let names = kernels(&gpu, &mut backend, batch(0, |_| Want::Logits));
+        assert!(names.contains(&kernel), "{name}: {names:?}");
+        assert!(
+            !names.iter().any(|name| name.starts_with("gemm_half")),
+            "{names:?}"
+        );
+        // The router has F32 weights.
+        let has_gemvs = names.iter().any(|name| name.starts_with("gemv"));
+        assert_eq!(has_gemvs, name == "qwen3moe", "{name}: {names:?}");
+    }
+}
+
 /// A single token of a mixture is routed in a launch with the norm before it. Of more, gate and up are converted in one with their
 /// activation.
 #[test]
@@ -103,22 +144,7 @@ fn mixtures_take_fused_launches() {
     let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();
     let model = Model::load(Arc::new(gguf)).unwrap();
     let mut backend = backend(&gpu, &model, Graphs::Off);
-    let mut kernels = |batch: Batch| {
-        let origin = Event::new(&gpu).unwrap();
-        origin.record().unwrap();
-        let mut trace = Trace::new(&gpu);
-        let step = || {
-            run(&mut backend, batch);
-            Ok(())
-        };
-        trace.record(step).unwrap();
-        let times = trace.times(&origin).unwrap();
-        let mut names: Vec<&str> = times.iter().map(|time| time.kernel).collect();
-        names.sort_unstable();
-        names.dedup();
-        names
-    };
-    let several = kernels(batch(0, |_| Want::Logits));
+    let several = kernels(&gpu, &mut backend, batch(0, |_| Want::Logits));
     assert!(several.contains(&"gated_half_q8x32"), "{several:?}");
     assert!(!several.contains(&"gated"), "{several:?}");
     let mut one = batch(1, |_| Want::Logits);
@@ -127,7 +153,7 @@ fn mixtures_take_fused_launches() {
     one.slots.truncate(1);
     one.seqs.truncate(1);
     one.logits.truncate(1);
-    let one = kernels(one);
+    let one = kernels(&gpu, &mut backend, one);
     assert!(one.contains(&"router_one"), "{one:?}");
     assert!(!one.contains(&"route_one"), "{one:?}");
 }

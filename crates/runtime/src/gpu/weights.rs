@@ -145,8 +145,8 @@ impl<'a> Inventory<'a> {
     }
 
     /// Returns the order of rows of each matrix: the fastest for answers of up to `max_rows` sequences at a time. All that may
-    /// lie in tiles are like those that are `uploaded`, since kernels take up like its gate, and the matrix of a shared expert
-    /// like those of the others.
+    /// lie in tiles do so or none, as those that are `uploaded`, since kernels take up like its gate, and the matrix of a shared
+    /// expert like those of the others.
     fn orders(
         &self,
         gpu: &Gpu,
@@ -163,8 +163,12 @@ impl<'a> Inventory<'a> {
             Some(RowOrder::Apart) => 1,
             None => max_rows,
         };
-        let orders = self.matrices.iter().map(|file| file.order(gpu, max_rows));
-        orders.collect()
+        let all = || self.matrices.iter();
+        let is_best = |file: &FileMatrix<'_>| {
+            !file.may_lie_in_tiles(gpu) || file.order(gpu, max_rows) == RowOrder::Tiles
+        };
+        let max_rows = if all().all(is_best) { max_rows } else { 1 };
+        all().map(|file| file.order(gpu, max_rows)).collect()
     }
 }
 
@@ -177,6 +181,19 @@ pub(crate) fn row_orders(
 ) -> Vec<RowOrder> {
     let inventory = Inventory::new(plan, weights);
     inventory.orders(gpu, &inventory.uploaded(gpu), max_rows)
+}
+
+/// [`row_orders`] by matrix.
+pub(crate) fn orders(
+    gpu: &Gpu,
+    plan: &Plan,
+    weights: &Weights,
+    max_rows: usize,
+) -> HashMap<WeightId, RowOrder> {
+    let inventory = Inventory::new(plan, weights);
+    let orders = inventory.orders(gpu, &inventory.uploaded(gpu), max_rows);
+    let by_id = inventory.by_id.iter().map(|(id, at)| (*id, orders[*at]));
+    by_id.collect()
 }
 
 /// Returns the bytes of the weights of `plan` on the device, except those that are there already.
@@ -352,9 +369,12 @@ impl DeviceWeights {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
+
     use rocmforge_gguf::Gguf;
     use rocmforge_model::Model;
     use rocmforge_plan::Fusion;
+    use rocmforge_quantize::{FileType, QuantizeOptions, QuantizePlan, Requantize, TypeRule};
     use rocmforge_testkit::models as synth;
 
     use super::super::tests::{Passed, hopper};
@@ -391,11 +411,11 @@ mod tests {
     }
 
     #[test]
-    fn started_models_have_tiles_for_more_than_four_sequences() {
+    fn started_models_have_tiles_for_more_than_two_sequences() {
         let Some(gpu) = hopper() else { return };
         for (config, expected) in [
-            (config(4, false), false),
-            (config(5, false), true),
+            (config(2, false), false),
+            (config(3, false), true),
             (config(1, true), true),
         ] {
             let model = model();
@@ -420,8 +440,29 @@ mod tests {
                 FirstUse::due((&gpu, None), &model, &config, (&store, Graphs::On)).unwrap();
             check.inspect(|check| check.passed(Graphs::On)).is_some()
         };
-        assert!(due(4) && !due(4) && !due(1));
-        assert!(due(5) && !due(64));
+        assert!(due(2) && !due(2) && !due(1));
+        assert!(due(3) && !due(64));
+    }
+
+    /// A model of which only some matrices are best in tiles for three sequences has none there.
+    #[test]
+    fn matrices_of_a_model_have_one_order_of_rows() {
+        let Some(gpu) = hopper() else { return };
+        let gguf = synth::model("llama", GgmlType::Q4_K).unwrap().unwrap();
+        let gguf = Gguf::from_vec(gguf.to_vec().unwrap()).unwrap();
+        let options = QuantizeOptions {
+            rules: vec![TypeRule::parse("attn_q=q2_k").unwrap()],
+            requantize: Requantize::Allow,
+            ..QuantizeOptions::new(FileType::Q4_K_M)
+        };
+        let plan = QuantizePlan::new(Arc::new(gguf), options).unwrap();
+        let mut file = Vec::new();
+        plan.write(&mut file, 1, |_| ControlFlow::Continue(()))
+            .unwrap();
+        let model = Model::load(Arc::new(Gguf::from_vec(file).unwrap())).unwrap();
+        let plan = model.compiled_plan(Fusion::On);
+        let orders = |max_rows| row_orders(&gpu, &plan, &model.weights, max_rows);
+        assert!(!has_tiles(&orders(4)) && has_tiles(&orders(5)));
     }
 
     #[test]
@@ -431,7 +472,7 @@ mod tests {
         let plan = model.compiled_plan(Fusion::On);
         let upload = |max_rows| DeviceWeights::upload(&gpu, &plan, &model.weights, max_rows);
         let orders = |max_rows| row_orders(&gpu, &plan, &model.weights, max_rows);
-        assert!(has_tiles(&orders(8)) && !has_tiles(&orders(4)));
+        assert!(has_tiles(&orders(8)) && !has_tiles(&orders(2)));
         for (first, second) in [(1, 8), (8, 1)] {
             let expected = orders(first);
             let first = upload(first).unwrap();

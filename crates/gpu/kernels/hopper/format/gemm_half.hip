@@ -39,7 +39,7 @@ constexpr bool WIDE = X_PARTS<Read> > 1;
     HALF_TILE(NAME)                                                                                                    \
     FEW_KERNEL(NAME) {                                                                                                 \
         DYNAMIC_SHARED(u8, shared);                                                                                    \
-        NAME##_loop{p, shared, {}, 0, 0, 0, 0, 0, 0.0f, nullptr, nullptr, {}}.run();                                   \
+        NAME##_loop(p, shared).run();                                                                                  \
     }
 
 HALF_FEW(gemm_half_few, 4, false)

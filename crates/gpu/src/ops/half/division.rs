@@ -29,7 +29,7 @@ impl Cost {
 }
 
 /// Tiles of few rows are never compared with others.
-const OF_FEW: Cost = Cost {
+pub(super) const OF_FEW: Cost = Cost {
     round_us: 0.0,
     tile_us: 0.0,
     parts_us: 0.0,

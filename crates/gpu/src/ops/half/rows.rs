@@ -9,7 +9,7 @@ use super::super::select;
 use super::division::WARP;
 use super::{
     HalfMemory, SMALL, factor_bytes, fits, is_of_codes, kind_of, made, n_octets, takes_codes,
-    value_bytes,
+    takes_octets, value_bytes,
 };
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -163,12 +163,13 @@ impl<'a> HalfRows<'a> {
         let memory = out.half?;
         let is_gemv = match routing {
             Some(routing) => select::is_gemv_of_experts(gpu, routing, true),
-            None => select::is_gemv(gpu, out.n_rows, true),
+            None => select::is_gemv(gpu, out.n_rows, Some(memory)),
         };
         let takes_halves = !is_gemv
             && out.form != ActFormat::F32
             && !is_of_codes(gpu)
             && !takes_codes(gpu, out, routing)
+            && !takes_octets(gpu, out, routing)
             && fits(gpu, out, routing, memory)
             && shared_bytes(out.form, out.width) <= MAX_SHARED_BYTES;
         if !takes_halves {

@@ -1,0 +1,307 @@
+// Products of up to eight rows of codes (Q8x256) with weights in tiles (quant.h), on Hopper's int8 units. half_few.h spends most of
+// its instructions on making f16 numbers of weights; int8 units take codes as they are.
+//
+// A block has 16 outputs. Its waves, as many as the launch has, take units of 256 values of k in turn; their sums are added in the
+// order of the waves. The weights and codes of a unit are copied to shared memory while those of the unit before are multiplied,
+// the first weights while the kernels before run; not those of experts whose tiles one of these writes. Codes come through the L1
+// cache, where the blocks of a processor find them again. Copies further ahead would take the memory of that cache, and be slower.
+//
+//     acc += d_x (d_w sum_g level_g dot_g - m_w sum_g minimum_g sum_x_g)      per unit
+//
+// Both sums are exact, as in block_scales.h. With more than eight rows, a tile of an expert reads its weights again.
+//
+// With g = lane / 4 and q = lane % 4, a lane has outputs g and g + 8 and row g of x, of each 32 values words q and q + 4, and the
+// sums of both outputs with rows 2q and 2q + 1 (mma.h).
+#pragma once
+#include "gemm/few_tile.h"
+#include "gemm/wgmma.h"
+#include "mma.h"
+#include "quant.h"
+#include "team.h"
+
+namespace octet {
+
+constexpr u32 UNIT = 256, OUTS = FewTile::OUTS, MOST = 8, PIECE = 16;
+
+// ---------------------------------------------------------------------------------------------- copies
+// Copies a piece, if `any`, through the L1 cache or past it.
+template <bool CACHED> DEV void copy(u8* to, const u8* from, bool any) {
+#if defined(GPU_NV)
+    // Predicated: a branch in the loop costs more than the copy.
+    const u32 at = wgmma::shared_address(to);
+    if constexpr (CACHED)
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 16; }"
+                     :
+                     : "r"(at), "l"(from), "r"((u32)any)
+                     : "memory");
+    else
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }"
+                     :
+                     : "r"(at), "l"(from), "r"((u32)any)
+                     : "memory");
+#else
+    if (any) store16(to, load16(from));
+#endif
+}
+DEV void end_copies() {
+#if defined(GPU_NV)
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits for all copies but the last N groups that were ended.
+template <u32 N> DEV void wait_for_copies() {
+#if defined(GPU_NV)
+    asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+#endif
+}
+
+// Word q of row g of each of four matrices of eight rows of a piece. place(m, row): where a row of matrix m is.
+template <typename Place> DEV void load_words(u32 (&to)[4], const u8* memory, Place place) {
+#if defined(GPU_NV)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(wgmma::shared_address(memory + place(lane() / 8, lane() % 8)))
+                 : "memory");
+#else
+    for (u32 m = 0; m < 4; m++) to[m] = *(const u32*)(memory + place(m, lane() / 4) + lane() % 4 * 4);
+#endif
+}
+
+// Where pieces are. Lanes that load at once find theirs in different banks.
+DEV u32 place_of_low(u32 out, u32 chunk) { return out * 128 + (chunk ^ out % 8) * PIECE; }
+DEV u32 place_of_high(u32 out, u32 piece) { return out * 64 + (piece ^ out / 2 % 4) * PIECE; }
+DEV u32 place_of_x(u32 row, u32 piece) { return row * UNIT + (piece ^ row % 8) * PIECE; }
+
+// The low nibbles of the weights of all formats here: 128 bytes for each output.
+constexpr u32 LOW_BYTES = OUTS * 128;
+DEV void copy_low(u8* to, const u8* from, bool any) {
+#pragma unroll
+    for (u32 i = 0; i < LOW_BYTES / PIECE; i += WARP_SIZE) {
+        const u32 piece = i + lane();
+        copy<false>(to + place_of_low(piece / 8, piece % 8), from + piece * PIECE, any);
+    }
+}
+// Those of chunks c and c + 1, c even: of output g in words 0 and 2, of g + 8 in words 1 and 3.
+DEV void load_low(u32 (&to)[4], const u8* memory, u32 c) {
+    load_words(to, memory, [&](u32 m, u32 row) { return place_of_low(row + m % 2 * 8, c ^ m / 2); });
+}
+
+// ---------------------------------------------------------------------------------------------- formats
+// The weights of a unit in shared memory, and what to add to the sums of a lane, [outputs g and g + 8, rows 2q and 2q + 1].
+// x: words of row g of a chunk c, at 2 (c % 2) of `chunk(c)`.
+template <typename F> struct Unit;
+
+template <> struct Unit<Q4_K> {
+    static constexpr u32 BYTES = LOW_BYTES + OUTS * 16;
+    const u8* memory;
+
+    // A lane's part of the copies of a tile's units.
+    struct Copies {
+        const u8 *low, *headers;
+        DEV_MEMBER explicit Copies(const Block<Q4_K, Planes>& first) : low(first.plane[0]), headers(first.plane[1]) {}
+        DEV_MEMBER void begin(u8* to, u32 unit, bool any) const {
+            copy_low(to, low + unit * LOW_BYTES, any);
+            const u32 piece = lane() % OUTS * PIECE;
+            copy<false>(to + LOW_BYTES + piece, headers + unit * OUTS * 16 + piece, any && lane() < OUTS);
+        }
+    };
+
+    template <typename Chunk> DEV_MEMBER void add(Chunk x_of, const u32 (&x_sums)[2], float (&sums)[4]) const {
+        const u32 q = lane() % 4;
+        // The levels of even and odd chunks, a byte each, and the minimums of chunks q and q + 4 as pairs of f16 numbers.
+        u32 even[2], odd[2], minimums[4];
+        float unit[2], minimum_unit[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            HeaderK4 header;
+            header.v = load16(memory + LOW_BYTES + (lane() / 4 + 8 * i) * 16);
+            unit[i] = header.unit(), minimum_unit[i] = header.minimum_unit();
+            const u32x4& v = header.v;
+            even[i] = (v[1] & 0x0f0f0f0fu) | (v[3] << 4 & 0x30303030u);
+            odd[i] = (v[1] >> 4 & 0x0f0f0f0fu) | (v[3] & 0x30303030u);
+            const u32 of_even = (v[2] & 0x0f0f0f0fu) | (v[3] << 2 & 0x30303030u);
+            const u32 of_odd = (v[2] >> 4 & 0x0f0f0f0fu) | (v[3] >> 2 & 0x30303030u);
+            const u32 four = q % 2 ? of_odd : of_even;
+#pragma unroll
+            for (u32 h = 0; h < 2; h++) {
+                // 1024 + n as f16, twice.
+                const u32 pair = (four >> 8 * (q / 2 + 2 * h) & 0xff) * 0x00010001u | 0x64006400u;
+                minimums[2 * h + i] = fma_halves(pair, 0x3c003c00u, 0xe400e400u);
+            }
+        }
+        float of_minimums[4] = {};
+        u32 x_halves[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) x_halves[i] = pack_halves((float)(i16)x_sums[i], (float)(i16)(x_sums[i] >> 16));
+        mma::mma_f16(of_minimums, {{minimums[0], minimums[1], minimums[2], minimums[3]}}, x_halves[0], x_halves[1]);
+        i32 dots[4] = {};
+#pragma unroll
+        for (u32 c = 0; c < 8; c += 2) {
+            u32 low[4], x[4];
+            load_low(low, memory, c);
+            x_of(x, c);
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const u32 a = low[2 * i], b = low[2 * i + 1];
+                i32 dot[4] = {};
+                mma::mma_s8(dot, {{a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu, b >> 4 & 0x0f0f0f0fu}}, x[2 * i],
+                            x[2 * i + 1]);
+#pragma unroll
+                for (u32 e = 0; e < 4; e++)
+                    dots[e] += dot[e] * (i32)((i ? odd[e / 2] : even[e / 2]) >> 8 * (c / 2) & 0xff);
+            }
+        }
+#pragma unroll
+        for (u32 e = 0; e < 4; e++)
+            sums[e] = fma(-minimum_unit[e / 2], of_minimums[e], unit[e / 2] * (float)dots[e]);
+    }
+};
+
+template <> struct Unit<Q6_K> {
+    static constexpr u32 HIGH = LOW_BYTES, SCALES = HIGH + OUTS * 64, UNITS = SCALES + OUTS * 16, BYTES = UNITS + OUTS * 2;
+    const u8* memory;
+
+    struct Copies {
+        const u8 *low, *high, *scales, *units;
+        DEV_MEMBER explicit Copies(const Block<Q6_K, Planes>& first)
+            : low(first.plane[0]), high(first.plane[1]), scales(first.plane[2]), units(first.plane[3]) {}
+        DEV_MEMBER void begin(u8* to, u32 unit, bool any) const {
+            copy_low(to, low + unit * LOW_BYTES, any);
+#pragma unroll
+            for (u32 i = 0; i < OUTS * 4; i += WARP_SIZE) {
+                const u32 piece = i + lane();
+                copy<false>(to + HIGH + place_of_high(piece / 4, piece % 4), high + unit * OUTS * 64 + piece * PIECE, any);
+            }
+            // Scales, and behind them the units.
+            const u8* from = lane() < OUTS ? scales + unit * OUTS * 16 + lane() * PIECE
+                                           : units + unit * OUTS * 2 + (lane() - OUTS) * PIECE;
+            copy<false>(to + SCALES + lane() * PIECE, from, any && lane() < OUTS + OUTS * 2 / PIECE);
+        }
+    };
+
+    template <typename Chunk> DEV_MEMBER void add(Chunk x_of, const u32 (&)[2], float (&sums)[4]) const {
+        const u32 g = lane() / 4, q = lane() % 4;
+        u32x4 levels[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) levels[i] = load16(memory + SCALES + (g + 8 * i) * 16);
+        i32 dots[4] = {};
+#pragma unroll
+        for (u32 c = 0; c < 8; c += 2) {
+            u32 low[4], x[4];
+            load_low(low, memory, c);
+            x_of(x, c);
+            u32x4 high[2];
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) high[i] = load16(memory + HIGH + place_of_high(g + 8 * i, c / 2));
+#pragma unroll
+            for (u32 group = 0; group < 4; group++) {
+                // Of outputs g and g + 8, word q of 16 values.
+                mma::Words<2> a;
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    const u32 nibbles = low[group / 2 * 2 + i] >> 4 * (group % 2) & 0x0f0f0f0fu;
+                    // Bits 2q and 2q + 1 of each byte come to bits 4 and 5.
+                    const u32 two = __builtin_rotateleft32(high[i][group], (4 - 2 * q) % 32) & 0x30303030u;
+                    // Less 32.
+                    a.v[i] = ((nibbles | two) + 0x60606060u) ^ 0x80808080u;
+                }
+                i32 dot[4] = {};
+                mma::mma_s8(dot, a, x[group]);
+                const u32 at = 2 * c + group;
+#pragma unroll
+                for (u32 e = 0; e < 4; e++) dots[e] += dot[e] * (i32)(i8)(levels[e / 2][at / 4] >> 8 * (at % 4));
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const float unit = h2f(*(const u16*)(memory + UNITS + (g + 8 * i) * 2));
+            sums[2 * i] = unit * (float)dots[2 * i], sums[2 * i + 1] = unit * (float)dots[2 * i + 1];
+        }
+    }
+};
+
+// ---------------------------------------------------------------------------------------------- the product
+template <typename F> struct Product : FewTile {
+    // THREADS is the most that a launch has.
+    static constexpr u32 THREADS = 256, BLOCKS = 2, STAGES = 2;
+    static constexpr u32 X_BYTES = MOST * UNIT, STAGE_BYTES = Unit<F>::BYTES + X_BYTES, WAVE_BYTES = STAGES * STAGE_BYTES;
+    static_assert(STAGE_BYTES % PIECE == 0 && WAVE_BYTES >= MOST * OUTS * sizeof(float), "pieces, and room for the sums");
+
+    u8* shared;
+
+    DEV_MEMBER Product(const HalfParams& params, u8* memory) : FewTile(params), shared(memory) {}
+
+    DEV_MEMBER u8* of_wave(u32 w) const { return shared + w * WAVE_BYTES; }
+    DEV_MEMBER u32 n_units() const { return product.w.n_in / UNIT; }
+
+    // Begins the copies of the codes of up to eight rows from `first` on.
+    DEV_MEMBER void copy_x(u8* to, const u8* first, u32 n, u32 unit) const {
+#pragma unroll
+        for (u32 i = 0; i < X_BYTES / PIECE; i += WARP_SIZE) {
+            const u32 piece = i + lane(), row = piece / 16;
+            copy<true>(to + place_of_x(row, piece % 16), first + (u64)row * product.w.n_in + unit * UNIT + piece % 16 * PIECE,
+                       row < n && unit < n_units());
+        }
+    }
+
+    // Writes the sums of the wave's units, of rows from `first` on.
+    DEV_MEMBER void multiply(u32 first) const {
+        u8* memory = of_wave(wave());
+        const u32 g = lane() / 4, q = lane() % 4, step = n_waves(), n_in = product.w.n_in, n_units = this->n_units();
+        const typename Unit<F>::Copies weights(Block<F, Planes>::of(product.w, first_out));
+        u32 unit = uniform(wave());
+        weights.begin(memory, unit, unit < n_units);
+        if (first == 0 && !began()) begin();
+        const u32 row = first_row + first, n = min_of(n_rows - first, MOST);
+        const u8* codes = p.x + (u64)row * n_in;
+        copy_x(memory + Unit<F>::BYTES, codes, n, unit);
+        end_copies();
+        const u32* x_sums = (const u32*)p.x_sums + (u64)(row + min_of(g, n - 1)) * (n_in / 32) + q;
+        const float* x_scales[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) x_scales[i] = p.factors + (u64)(row + min_of(2 * q + i, n - 1)) * n_units;
+        float acc[4] = {};
+        while (unit < n_units) {
+#pragma unroll
+            for (u32 stage = 0; stage < STAGES; stage++) {
+                u8 *own = memory + stage * STAGE_BYTES, *next = memory + (stage + 1) % STAGES * STAGE_BYTES;
+                wait_for_copies<STAGES - 2>();
+                wave_barrier(memory, WAVE_BYTES);
+                weights.begin(next, unit + step, unit + step < n_units);
+                copy_x(next + Unit<F>::BYTES, codes, n, unit + step);
+                end_copies();
+                u32 sums_of_x[2] = {};
+                if constexpr (F::HAS_MIN) sums_of_x[0] = x_sums[unit * 8], sums_of_x[1] = x_sums[unit * 8 + 4];
+                const float scales[2] = {x_scales[0][unit], x_scales[1][unit]};
+                float sums[4];
+                const auto x_of = [&](u32(&to)[4], u32 c) {
+                    load_words(to, own + Unit<F>::BYTES, [&](u32 m, u32 r) { return place_of_x(r, 2 * c ^ m); });
+                };
+                Unit<F>{own}.add(x_of, sums_of_x, sums);
+#pragma unroll
+                for (u32 e = 0; e < 4; e++) acc[e] = fma(scales[e % 2], sums[e], acc[e]);
+                unit += step;
+                if (unit >= n_units) break;
+            }
+        }
+        wait_for_copies<0>();
+        wave_barrier(memory, WAVE_BYTES);
+        float* to = (float*)memory;
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) to[(2 * q + e % 2) * OUTS + g + e / 2 * 8] = acc[e];
+    }
+
+    DEV_MEMBER void run() {
+        if (!find()) return;
+        for (u32 first = 0; first < n_rows; first += MOST) {
+            multiply(first);
+            barrier();
+            store(
+                first, MOST, [&](u32 k) { return (const float*)of_wave(k); },
+                [&](float sum, u32, float bias) { return fma(sum, scale, bias); });
+            barrier();
+        }
+    }
+};
+
+} // namespace octet
