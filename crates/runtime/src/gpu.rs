@@ -219,12 +219,13 @@ impl GpuBackend {
             kv_types: kv_types(options.kv_types)?,
         };
         let before = gpu.allocated_bytes();
+        let on_device = DeviceWeights::upload(&gpu, &part.plan, weights, options.answers_at_once)?;
+        let with_weights = gpu.allocated_bytes();
         let latent = compile::latent_heads(&part.plan, &segments);
-        let orders = weights::orders(&gpu, &part.plan, weights, options.answers_at_once);
         let beside = (latent, borrowed);
-        let memory = Memory::new(&gpu, &part.plan, (weights, &orders), beside, &sizes)?;
+        let memory = Memory::new(&gpu, &part.plan, (weights, &on_device), beside, &sizes)?;
         let kept = memory.kv_bytes() + memory.state_bytes();
-        let scratch = gpu.allocated_bytes() - before - kept;
+        let scratch = gpu.allocated_bytes() - with_weights - kept;
         let transfers = Transfers::new(&gpu, &part, &sizes.step)?;
         let PlanPart {
             plan, has_output, ..
@@ -234,13 +235,12 @@ impl GpuBackend {
         let no_ranges =
             no_ranges.map(|reason| format!("operations have no names for a profiler: {reason}"));
         let notices = no_ranges.into_iter().collect();
-        let weights = DeviceWeights::upload(&gpu, &plan, weights, options.answers_at_once)?;
         let total = gpu.allocated_bytes() - before;
         Ok(GpuBackend {
             name,
             segments,
             has_output,
-            weights,
+            weights: on_device,
             memory,
             key_turns: plan.key_turns(),
             transfers,

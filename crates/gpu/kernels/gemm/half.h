@@ -392,3 +392,13 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         ring.finish();
     }
 };
+
+// Exports the tile of the kernel NAME, which NAME_loop describes.
+#define HALF_TILE(NAME)                                                                                                \
+    EXPORT_U32(NAME##_tile_rows, NAME##_loop::ROWS)                                                                    \
+    EXPORT_U32(NAME##_tile_outs, NAME##_loop::OUTS)                                                                    \
+    EXPORT_U32(NAME##_tile_threads, NAME##_loop::THREADS)                                                              \
+    EXPORT_U32(NAME##_tile_shared, NAME##_loop::SHARED_BYTES)                                                          \
+    EXPORT_U32(NAME##_tile_blocks, NAME##_loop::BLOCKS)                                                                \
+    EXPORT_U32(NAME##_tile_cluster, NAME##_loop::CLUSTER)                                                              \
+    EXPORT_U32(NAME##_tile_round, NAME##_loop::ROUND)

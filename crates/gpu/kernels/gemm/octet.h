@@ -11,7 +11,7 @@
 // Both sums are exact, as in block_scales.h. With more than eight rows, a tile of an expert reads its weights again.
 //
 // With g = lane / 4 and q = lane % 4, a lane has outputs g and g + 8 and row g of x, of each 32 values words q and q + 4, and the
-// sums of both outputs with rows 2q and 2q + 1 (mma.h).
+// sums of both outputs with rows 2q and 2q + 1 (mma.h). Shared memory: SHARED_BYTES / THREADS for each thread.
 #pragma once
 #include "gemm/few_tile.h"
 #include "gemm/wgmma.h"
@@ -223,8 +223,9 @@ template <> struct Unit<Q6_K> {
 // ---------------------------------------------------------------------------------------------- the product
 template <typename F> struct Product : FewTile {
     // THREADS is the most that a launch has.
-    static constexpr u32 THREADS = 256, BLOCKS = 2, STAGES = 2;
-    static constexpr u32 X_BYTES = MOST * UNIT, STAGE_BYTES = Unit<F>::BYTES + X_BYTES, WAVE_BYTES = STAGES * STAGE_BYTES;
+    static constexpr u32 THREADS = 256, BLOCKS = 2, CLUSTER = 1, ROUND = UNIT, STAGES = 2;
+    static constexpr u32 X_BYTES = MOST * UNIT, STAGE_BYTES = Unit<F>::BYTES + X_BYTES, WAVE_BYTES = STAGES * STAGE_BYTES,
+                         SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES;
     static_assert(STAGE_BYTES % PIECE == 0 && WAVE_BYTES >= MOST * OUTS * sizeof(float), "pieces, and room for the sums");
 
     u8* shared;

@@ -3,18 +3,16 @@
 #include "gemm/octet.h"
 
 #if defined(GPU_NV)
-#define OCTET_KERNEL(NAME, BLOCKS) ENTRY(NAME, HalfParams, launch_bounds(octet::NAME::THREADS, BLOCKS))
+#define OCTET_KERNEL(NAME) ENTRY(NAME, HalfParams, launch_bounds(NAME##_loop::THREADS, NAME##_loop::BLOCKS))
 #else
-#define OCTET_KERNEL(NAME, BLOCKS) KERNEL_THAT_BEGINS(NAME, HalfParams, octet::NAME::THREADS)
+#define OCTET_KERNEL(NAME) KERNEL_THAT_BEGINS(NAME, HalfParams, NAME##_loop::THREADS)
 #endif
 #define OCTET(NAME, FORMAT)                                                                                            \
-    namespace octet {                                                                                                  \
-    using NAME = Product<FORMAT>;                                                                                      \
-    }                                                                                                                  \
-    EXPORT_U32(NAME##_wave_bytes, octet::NAME::WAVE_BYTES)                                                             \
-    OCTET_KERNEL(NAME, octet::NAME::BLOCKS) {                                                                          \
+    using NAME##_loop = octet::Product<FORMAT>;                                                                        \
+    HALF_TILE(NAME)                                                                                                    \
+    OCTET_KERNEL(NAME) {                                                                                               \
         DYNAMIC_SHARED(u8, shared);                                                                                    \
-        octet::NAME(p, shared).run();                                                                                  \
+        NAME##_loop(p, shared).run();                                                                                  \
     }
 OCTET(gemm_octet_q4_k, Q4_K)
 OCTET(gemm_octet_q6_k, Q6_K)

@@ -1,4 +1,5 @@
-//! GEMM with f16 activations on Hopper's matrix units (`kernels/gemm/half.h`, and of few rows `kernels/gemm/half_few.h`).
+//! GEMM with f16 activations on Hopper's matrix units (`kernels/gemm/half.h`, and of few rows `kernels/gemm/half_few.h`), and with
+//! codes of few rows (`kernels/gemm/octet.h`).
 //! Weights become f16 in registers; activations are converted before the products of an operation. Those for F16 and BF16
 //! weights are sums of two f16 numbers, 22 bits.
 
@@ -26,8 +27,6 @@ use crate::memory::{Address, Buffer, Slice};
 use crate::operands::{ActFormat, Acts, RowOrder};
 use crate::variant::{MAX_ANSWER_ROWS, Variant};
 
-/// Rows and outputs of a tile of few rows (`kernels/gemm/few_tile.h`).
-const FEW_TILE: [usize; 2] = [32, 16];
 /// Rows of activations that are stored together, and the bytes of 64 values of them.
 const OCTET: usize = 8;
 const OCTET_BYTES: usize = 1024;
@@ -196,10 +195,6 @@ pub(super) fn may_have_octets(ty: GgmlType) -> bool {
     matches!(ty, GgmlType::Q4_K | GgmlType::Q6_K)
 }
 
-/// The most waves of a block of [`OctetKernels`], and the waves that a processor runs at once.
-const OCTET_WAVES: usize = 8;
-const OCTET_WAVES_AT_ONCE: usize = 16;
-
 /// The tile of a kernel, as the image says.
 #[derive(Clone, Copy)]
 struct Tile {
@@ -217,6 +212,37 @@ struct Tile {
 }
 
 impl Tile {
+    /// Reads the constants with these names.
+    fn read(
+        gpu: &Gpu,
+        module: &'static str,
+        names: [&'static str; 7],
+        cost: Cost,
+    ) -> Result<Tile, GpuError> {
+        let [rows, outs, threads, shared, round, blocks, cluster] = names;
+        Ok(Tile {
+            rows: gpu.constant(module, rows)? as usize,
+            outs: gpu.constant(module, outs)? as usize,
+            threads: gpu.constant(module, threads)?,
+            shared_bytes: gpu.constant(module, shared)?,
+            round: gpu.constant(module, round)? as usize,
+            blocks: gpu.constant(module, blocks)? as usize,
+            cluster: gpu.constant(module, cluster)? as usize,
+            cost,
+        })
+    }
+
+    /// The same of blocks of fewer waves, of which a processor runs more.
+    fn of_waves(self, n_waves: usize) -> Tile {
+        let threads = (WARP * n_waves) as u32;
+        Tile {
+            threads,
+            shared_bytes: self.shared_bytes / self.threads * threads,
+            blocks: self.blocks * (self.threads / threads) as usize,
+            ..self
+        }
+    }
+
     /// Returns the tiles of a product; of experts, those of one tile of rows.
     fn n_tiles(&self, work: &Work<'_>) -> usize {
         let n_row_tiles = match work.experts {
@@ -281,17 +307,7 @@ impl GemmHalves {
         let x_parts = gpu.constant(module, "gemm_half_x_parts")?;
         let mut tiles = Vec::with_capacity(names.len());
         for (names, cost) in names.into_iter().zip(COSTS) {
-            let [rows, outs, threads, shared, round, blocks, cluster] = names;
-            tiles.push(Tile {
-                rows: gpu.constant(module, rows)? as usize,
-                outs: gpu.constant(module, outs)? as usize,
-                threads: gpu.constant(module, threads)?,
-                shared_bytes: gpu.constant(module, shared)?,
-                round: gpu.constant(module, round)? as usize,
-                blocks: gpu.constant(module, blocks)? as usize,
-                cluster: gpu.constant(module, cluster)? as usize,
-                cost: cost.of_parts(x_parts),
-            });
+            tiles.push(Tile::read(gpu, module, names, cost.of_parts(x_parts))?);
         }
         let tiles = <[Tile; 6]>::try_from(tiles)
             .ok()
@@ -319,13 +335,7 @@ impl GemmHalves {
                 (true, false) => (&kernels.gemm_half_octet, octet),
                 (false, _) => (&kernels.gemm_half_few, few),
             };
-            let threads = (WARP * waves_of(gpu, few, works)) as u32;
-            let tile = Tile {
-                threads,
-                shared_bytes: few.shared_bytes / few.threads * threads,
-                blocks: few.blocks * (few.threads / threads) as usize,
-                ..few
-            };
+            let tile = few.of_waves(waves_of(gpu, few, works));
             return Ok((kernel, tile, Division::whole(tile, works)));
         }
         let of = |(kernel, tile)| (kernel, tile, Division::new(gpu, tile, works));
@@ -442,7 +452,7 @@ fn counter_bytes(gpu: &Gpu) -> usize {
 
 impl HalfBuffer {
     /// Allocates memory for activations of up to `max_rows` rows, maybe of experts, where the device has kernels that
-    /// take them.
+    /// take them. So few that products are GEMVs in any case need none.
     pub(crate) fn new(
         gpu: &Gpu,
         form: ActFormat,
@@ -762,28 +772,13 @@ fn choose_octets<'g>(
     works: &[Work<'_>],
 ) -> Result<(&'g Kernel<HalfParams>, Tile, Division), GpuError> {
     let kernels = &gpu.kernels().gemm_octet;
-    let (kernel, name) = match works[0].matrix.ty {
-        GgmlType::Q6_K => (&kernels.gemm_octet_q6_k, "gemm_octet_q6_k_wave_bytes"),
-        _ => (&kernels.gemm_octet_q4_k, "gemm_octet_q4_k_wave_bytes"),
+    let [of_q4_k, of_q6_k] = tile_names!(gemm_octet_q4_k, gemm_octet_q6_k);
+    let (kernel, names) = match works[0].matrix.ty {
+        GgmlType::Q6_K => (&kernels.gemm_octet_q6_k, of_q6_k),
+        _ => (&kernels.gemm_octet_q4_k, of_q4_k),
     };
-    let wave_bytes = gpu.constant("gemm_octet", name)?;
-    let most = Tile {
-        rows: FEW_TILE[0],
-        outs: FEW_TILE[1],
-        threads: (WARP * OCTET_WAVES) as u32,
-        shared_bytes: wave_bytes * OCTET_WAVES as u32,
-        round: 256,
-        blocks: OCTET_WAVES_AT_ONCE / OCTET_WAVES,
-        cluster: 1,
-        cost: OF_FEW,
-    };
-    let n_waves = waves_of(gpu, most, works);
-    let tile = Tile {
-        threads: (WARP * n_waves) as u32,
-        shared_bytes: wave_bytes * n_waves as u32,
-        blocks: OCTET_WAVES_AT_ONCE / n_waves,
-        ..most
-    };
+    let tile = Tile::read(gpu, kernel.module, names, OF_FEW)?;
+    let tile = tile.of_waves(waves_of(gpu, tile, works));
     Ok((kernel, tile, Division::whole(tile, works)))
 }
 

@@ -1,7 +1,7 @@
 //! Device memory of a compiled plan, allocated once for the largest step. Addresses never change, so that steps can be
 //! captured as graphs.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rocmforge_gpu::ops::{AttentionScratch, HeadsMemory, LatentHeads, Routing, RoutingBuffer};
@@ -11,6 +11,7 @@ use rocmforge_gpu::{
 
 use super::shift::ShiftMemory;
 use super::step::{StepMemory, StepShape, StepSizes};
+use super::weights::DeviceWeights;
 use crate::shared_cache::DeviceLayer;
 use rocmforge_gguf::GgmlType;
 use rocmforge_plan::{
@@ -61,11 +62,11 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// `latent`: the heads of latent attention, if prompts may need keys and values of these. `borrowed`: the layers of another
-    /// model's cache, if the plan reads these. `orders`: of the rows of each matrix on the device.
+    /// model's cache, if the plan reads these.
     pub(crate) fn new(
         gpu: &Gpu,
         plan: &Plan,
-        (weights, orders): (&Weights, &HashMap<WeightId, RowOrder>),
+        (weights, on_device): (&Weights, &DeviceWeights),
         (latent, borrowed): (Option<LatentHeads>, Option<Vec<DeviceLayer>>),
         sizes: &Sizes,
     ) -> Result<Memory, GpuError> {
@@ -91,7 +92,7 @@ impl Memory {
             let acts = match is_for_f32(plan, weights, id) {
                 true => ActsBuffer::for_f32(gpu, shape)?,
                 false => ActsBuffer::of_experts(gpu, info.format, shape, n_experts)?
-                    .beside(&read_with(plan, weights, orders, id)),
+                    .beside(&read_with(plan, on_device, id)),
             };
             Ok((*info, acts))
         });
@@ -313,12 +314,7 @@ fn is_for_f32(plan: &Plan, weights: &Weights, id: ActsId) -> bool {
 }
 
 /// Returns the type and the order of rows of each matrix that is multiplied with these activations.
-fn read_with(
-    plan: &Plan,
-    weights: &Weights,
-    orders: &HashMap<WeightId, RowOrder>,
-    id: ActsId,
-) -> Vec<(GgmlType, RowOrder)> {
-    let matrices = matrices_of(plan, id).map(|id| (weights.matrix(id).ty, orders[&id]));
+fn read_with(plan: &Plan, weights: &DeviceWeights, id: ActsId) -> Vec<(GgmlType, RowOrder)> {
+    let matrices = matrices_of(plan, id).map(|id| (weights.ty(id), weights.order(id)));
     matrices.collect()
 }

@@ -183,19 +183,6 @@ pub(crate) fn row_orders(
     inventory.orders(gpu, &inventory.uploaded(gpu), max_rows)
 }
 
-/// [`row_orders`] by matrix.
-pub(crate) fn orders(
-    gpu: &Gpu,
-    plan: &Plan,
-    weights: &Weights,
-    max_rows: usize,
-) -> HashMap<WeightId, RowOrder> {
-    let inventory = Inventory::new(plan, weights);
-    let orders = inventory.orders(gpu, &inventory.uploaded(gpu), max_rows);
-    let by_id = inventory.by_id.iter().map(|(id, at)| (*id, orders[*at]));
-    by_id.collect()
-}
-
 /// Returns the bytes of the weights of `plan` on the device, except those that are there already.
 ///
 /// # Errors
@@ -318,6 +305,11 @@ impl DeviceWeights {
     /// Returns the type of a matrix, or of those of all experts.
     pub(crate) fn ty(&self, id: WeightId) -> GgmlType {
         self.matrices[&id].ty
+    }
+
+    /// Returns the order of rows of a matrix, or of those of all experts.
+    pub(crate) fn order(&self, id: WeightId) -> RowOrder {
+        self.data[self.matrices[&id].data].order
     }
 
     /// Returns a matrix.

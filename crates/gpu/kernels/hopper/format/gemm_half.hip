@@ -13,14 +13,6 @@
 #else
 #define FEW_KERNEL(NAME) KERNEL_THAT_BEGINS(NAME, HalfParams, NAME##_loop::THREADS)
 #endif
-#define HALF_TILE(NAME)                                                                                                \
-    EXPORT_U32(NAME##_tile_rows, NAME##_loop::ROWS)                                                                    \
-    EXPORT_U32(NAME##_tile_outs, NAME##_loop::OUTS)                                                                    \
-    EXPORT_U32(NAME##_tile_threads, NAME##_loop::THREADS)                                                              \
-    EXPORT_U32(NAME##_tile_shared, NAME##_loop::SHARED_BYTES)                                                          \
-    EXPORT_U32(NAME##_tile_blocks, NAME##_loop::BLOCKS)                                                                \
-    EXPORT_U32(NAME##_tile_cluster, NAME##_loop::CLUSTER)                                                              \
-    EXPORT_U32(NAME##_tile_round, NAME##_loop::ROUND)
 #define HALF(NAME, ...)                                                                                                \
     using NAME##_loop = Half<Read, __VA_ARGS__>;                                                                       \
     HALF_TILE(NAME)                                                                                                    \

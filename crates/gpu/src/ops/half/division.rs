@@ -78,7 +78,7 @@ pub(super) const WARP: usize = 32;
 /// the least time, and at most one for each round.
 pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     const LEAST: usize = 2;
-    // Of experts, fewer rounds are not worth a sum of two waves (H200).
+    // Of experts, fewer rounds are not worth a sum of two waves, of whatever length a round is (H200).
     const LEAST_ROUNDS: usize = 12;
     // Halves of the time of a round that a block takes beside its rounds (H200).
     const BESIDE_ROUNDS: usize = 7;
