@@ -24,36 +24,57 @@ namespace octet {
 constexpr u32 UNIT = 256, OUTS = FewTile::OUTS, MOST = 8, PIECE = 16;
 
 // ---------------------------------------------------------------------------------------------- copies
-// Copies a piece, if `any`, through the L1 cache or past it.
-template <bool CACHED> DEV void copy(u8* to, const u8* from, bool any) {
+// A lane's copies of pieces to shared memory, in groups. The emulator makes them when they are waited for, so that a wait which
+// is missing or too short is found.
+struct Copies {
+#if !defined(GPU_NV)
+    static constexpr u32 GROUPS = 4, MOST_OF_GROUP = 16;
+    u8* to[GROUPS][MOST_OF_GROUP];
+    const u8* from[GROUPS][MOST_OF_GROUP];
+    u32 n[GROUPS] = {}, n_ended = 0, n_made = 0;
+#endif
+
+    // Begins to copy a piece, if `any`, through the L1 cache or past it.
+    template <bool CACHED> DEV_MEMBER void add(u8* dest, const u8* source, bool any) {
 #if defined(GPU_NV)
-    // Predicated: a branch in the loop costs more than the copy.
-    const u32 at = wgmma::shared_address(to);
-    if constexpr (CACHED)
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 16; }"
-                     :
-                     : "r"(at), "l"(from), "r"((u32)any)
-                     : "memory");
-    else
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }"
-                     :
-                     : "r"(at), "l"(from), "r"((u32)any)
-                     : "memory");
+        // Predicated: a branch in the loop costs more than the copy.
+        const u32 at = wgmma::shared_address(dest);
+        if constexpr (CACHED)
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 16; }"
+                         :
+                         : "r"(at), "l"(source), "r"((u32)any)
+                         : "memory");
+        else
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }"
+                         :
+                         : "r"(at), "l"(source), "r"((u32)any)
+                         : "memory");
 #else
-    if (any) store16(to, load16(from));
+        if (!any) return;
+        const u32 group = n_ended % GROUPS, i = n[group]++;
+        to[group][i] = dest, from[group][i] = source;
 #endif
-}
-DEV void end_copies() {
+    }
+    // Ends a group.
+    DEV_MEMBER void end() {
 #if defined(GPU_NV)
-    asm volatile("cp.async.commit_group;" ::: "memory");
+        asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+        n_ended++;
+        n[n_ended % GROUPS] = 0;
 #endif
-}
-// Waits for all copies but the last N groups that were ended.
-template <u32 N> DEV void wait_for_copies() {
+    }
+    // Waits for all groups but the last N.
+    template <u32 N> DEV_MEMBER void wait() {
 #if defined(GPU_NV)
-    asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+        asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+#else
+        static_assert(N + 1 < GROUPS, "groups that are not waited for are kept");
+        for (; n_made + N < n_ended; n_made++)
+            for (u32 group = n_made % GROUPS, i = 0; i < n[group]; i++) store16(to[group][i], load16(from[group][i]));
 #endif
-}
+    }
+};
 
 // Word q of row g of each of four matrices of eight rows of a piece. place(m, row): where a row of matrix m is.
 template <typename Place> DEV void load_words(u32 (&to)[4], const u8* memory, Place place) {
@@ -74,11 +95,11 @@ DEV u32 place_of_x(u32 row, u32 piece) { return row * UNIT + (piece ^ row % 8) *
 
 // The low nibbles of the weights of all formats here: 128 bytes for each output.
 constexpr u32 LOW_BYTES = OUTS * 128;
-DEV void copy_low(u8* to, const u8* from, bool any) {
+DEV void copy_low(Copies& copies, u8* to, const u8* from, bool any) {
 #pragma unroll
     for (u32 i = 0; i < LOW_BYTES / PIECE; i += WARP_SIZE) {
         const u32 piece = i + lane();
-        copy<false>(to + place_of_low(piece / 8, piece % 8), from + piece * PIECE, any);
+        copies.add<false>(to + place_of_low(piece / 8, piece % 8), from + piece * PIECE, any);
     }
 }
 // Those of chunks c and c + 1, c even: of output g in words 0 and 2, of g + 8 in words 1 and 3.
@@ -95,14 +116,14 @@ template <> struct Unit<Q4_K> {
     static constexpr u32 BYTES = LOW_BYTES + OUTS * 16;
     const u8* memory;
 
-    // A lane's part of the copies of a tile's units.
-    struct Copies {
+    // Where a tile's units are.
+    struct Place {
         const u8 *low, *headers;
-        DEV_MEMBER explicit Copies(const Block<Q4_K, Planes>& first) : low(first.plane[0]), headers(first.plane[1]) {}
-        DEV_MEMBER void begin(u8* to, u32 unit, bool any) const {
-            copy_low(to, low + unit * LOW_BYTES, any);
+        DEV_MEMBER explicit Place(const Block<Q4_K, Planes>& first) : low(first.plane[0]), headers(first.plane[1]) {}
+        DEV_MEMBER void copy(Copies& copies, u8* to, u32 unit, bool any) const {
+            copy_low(copies, to, low + unit * LOW_BYTES, any);
             const u32 piece = lane() % OUTS * PIECE;
-            copy<false>(to + LOW_BYTES + piece, headers + unit * OUTS * 16 + piece, any && lane() < OUTS);
+            copies.add<false>(to + LOW_BYTES + piece, headers + unit * OUTS * 16 + piece, any && lane() < OUTS);
         }
     };
 
@@ -144,38 +165,39 @@ template <> struct Unit<Q4_K> {
             for (u32 i = 0; i < 2; i++) {
                 const u32 a = low[2 * i], b = low[2 * i + 1];
                 i32 dot[4] = {};
-                mma::mma_s8(dot, {{a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu, b >> 4 & 0x0f0f0f0fu}}, x[2 * i],
-                            x[2 * i + 1]);
+                mma::mma_s8(dot, {{a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu, b >> 4 & 0x0f0f0f0fu}},
+                            x[2 * i], x[2 * i + 1]);
 #pragma unroll
                 for (u32 e = 0; e < 4; e++)
                     dots[e] += dot[e] * (i32)((i ? odd[e / 2] : even[e / 2]) >> 8 * (c / 2) & 0xff);
             }
         }
 #pragma unroll
-        for (u32 e = 0; e < 4; e++)
-            sums[e] = fma(-minimum_unit[e / 2], of_minimums[e], unit[e / 2] * (float)dots[e]);
+        for (u32 e = 0; e < 4; e++) sums[e] = fma(-minimum_unit[e / 2], of_minimums[e], unit[e / 2] * (float)dots[e]);
     }
 };
 
 template <> struct Unit<Q6_K> {
-    static constexpr u32 HIGH = LOW_BYTES, SCALES = HIGH + OUTS * 64, UNITS = SCALES + OUTS * 16, BYTES = UNITS + OUTS * 2;
+    static constexpr u32 HIGH = LOW_BYTES, SCALES = HIGH + OUTS * 64, UNITS = SCALES + OUTS * 16,
+                         BYTES = UNITS + OUTS * 2;
     const u8* memory;
 
-    struct Copies {
+    struct Place {
         const u8 *low, *high, *scales, *units;
-        DEV_MEMBER explicit Copies(const Block<Q6_K, Planes>& first)
+        DEV_MEMBER explicit Place(const Block<Q6_K, Planes>& first)
             : low(first.plane[0]), high(first.plane[1]), scales(first.plane[2]), units(first.plane[3]) {}
-        DEV_MEMBER void begin(u8* to, u32 unit, bool any) const {
-            copy_low(to, low + unit * LOW_BYTES, any);
+        DEV_MEMBER void copy(Copies& copies, u8* to, u32 unit, bool any) const {
+            copy_low(copies, to, low + unit * LOW_BYTES, any);
 #pragma unroll
             for (u32 i = 0; i < OUTS * 4; i += WARP_SIZE) {
                 const u32 piece = i + lane();
-                copy<false>(to + HIGH + place_of_high(piece / 4, piece % 4), high + unit * OUTS * 64 + piece * PIECE, any);
+                copies.add<false>(to + HIGH + place_of_high(piece / 4, piece % 4),
+                                  high + unit * OUTS * 64 + piece * PIECE, any);
             }
             // Scales, and behind them the units.
             const u8* from = lane() < OUTS ? scales + unit * OUTS * 16 + lane() * PIECE
                                            : units + unit * OUTS * 2 + (lane() - OUTS) * PIECE;
-            copy<false>(to + SCALES + lane() * PIECE, from, any && lane() < OUTS + OUTS * 2 / PIECE);
+            copies.add<false>(to + SCALES + lane() * PIECE, from, any && lane() < OUTS + OUTS * 2 / PIECE);
         }
     };
 
@@ -224,9 +246,10 @@ template <> struct Unit<Q6_K> {
 template <typename F> struct Product : FewTile {
     // THREADS is the most that a launch has.
     static constexpr u32 THREADS = 256, BLOCKS = 2, CLUSTER = 1, ROUND = UNIT, STAGES = 2;
-    static constexpr u32 X_BYTES = MOST * UNIT, STAGE_BYTES = Unit<F>::BYTES + X_BYTES, WAVE_BYTES = STAGES * STAGE_BYTES,
-                         SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES;
-    static_assert(STAGE_BYTES % PIECE == 0 && WAVE_BYTES >= MOST * OUTS * sizeof(float), "pieces, and room for the sums");
+    static constexpr u32 X_BYTES = MOST * UNIT, STAGE_BYTES = Unit<F>::BYTES + X_BYTES,
+                         WAVE_BYTES = STAGES * STAGE_BYTES, SHARED_BYTES = THREADS / WARP_SIZE * WAVE_BYTES;
+    static_assert(STAGE_BYTES % PIECE == 0 && WAVE_BYTES >= MOST * OUTS * sizeof(float),
+                  "pieces, and room for the sums");
 
     u8* shared;
 
@@ -236,12 +259,13 @@ template <typename F> struct Product : FewTile {
     DEV_MEMBER u32 n_units() const { return product.w.n_in / UNIT; }
 
     // Begins the copies of the codes of up to eight rows from `first` on.
-    DEV_MEMBER void copy_x(u8* to, const u8* first, u32 n, u32 unit) const {
+    DEV_MEMBER void copy_x(Copies& copies, u8* to, const u8* first, u32 n, u32 unit) const {
 #pragma unroll
         for (u32 i = 0; i < X_BYTES / PIECE; i += WARP_SIZE) {
             const u32 piece = i + lane(), row = piece / 16;
-            copy<true>(to + place_of_x(row, piece % 16), first + (u64)row * product.w.n_in + unit * UNIT + piece % 16 * PIECE,
-                       row < n && unit < n_units());
+            copies.add<true>(to + place_of_x(row, piece % 16),
+                             first + (u64)row * product.w.n_in + unit * UNIT + piece % 16 * PIECE,
+                             row < n && unit < n_units());
         }
     }
 
@@ -249,14 +273,15 @@ template <typename F> struct Product : FewTile {
     DEV_MEMBER void multiply(u32 first) const {
         u8* memory = of_wave(wave());
         const u32 g = lane() / 4, q = lane() % 4, step = n_waves(), n_in = product.w.n_in, n_units = this->n_units();
-        const typename Unit<F>::Copies weights(Block<F, Planes>::of(product.w, first_out));
+        const typename Unit<F>::Place weights(Block<F, Planes>::of(product.w, first_out));
+        Copies copies;
         u32 unit = uniform(wave());
-        weights.begin(memory, unit, unit < n_units);
+        weights.copy(copies, memory, unit, unit < n_units);
         if (first == 0 && !began()) begin();
         const u32 row = first_row + first, n = min_of(n_rows - first, MOST);
         const u8* codes = p.x + (u64)row * n_in;
-        copy_x(memory + Unit<F>::BYTES, codes, n, unit);
-        end_copies();
+        copy_x(copies, memory + Unit<F>::BYTES, codes, n, unit);
+        copies.end();
         const u32* x_sums = (const u32*)p.x_sums + (u64)(row + min_of(g, n - 1)) * (n_in / 32) + q;
         const float* x_scales[2];
 #pragma unroll
@@ -266,11 +291,11 @@ template <typename F> struct Product : FewTile {
 #pragma unroll
             for (u32 stage = 0; stage < STAGES; stage++) {
                 u8 *own = memory + stage * STAGE_BYTES, *next = memory + (stage + 1) % STAGES * STAGE_BYTES;
-                wait_for_copies<STAGES - 2>();
+                copies.wait<STAGES - 2>();
                 wave_barrier(memory, WAVE_BYTES);
-                weights.begin(next, unit + step, unit + step < n_units);
-                copy_x(next + Unit<F>::BYTES, codes, n, unit + step);
-                end_copies();
+                weights.copy(copies, next, unit + step, unit + step < n_units);
+                copy_x(copies, next + Unit<F>::BYTES, codes, n, unit + step);
+                copies.end();
                 u32 sums_of_x[2] = {};
                 if constexpr (F::HAS_MIN) sums_of_x[0] = x_sums[unit * 8], sums_of_x[1] = x_sums[unit * 8 + 4];
                 const float scales[2] = {x_scales[0][unit], x_scales[1][unit]};
@@ -285,7 +310,7 @@ template <typename F> struct Product : FewTile {
                 if (unit >= n_units) break;
             }
         }
-        wait_for_copies<0>();
+        copies.wait<0>();
         wave_barrier(memory, WAVE_BYTES);
         float* to = (float*)memory;
 #pragma unroll
