@@ -76,18 +76,6 @@ struct Copies {
     }
 };
 
-// Word q of row g of each of four matrices of eight rows of a piece. place(m, row): where a row of matrix m is.
-template <typename Place> DEV void load_words(u32 (&to)[4], const u8* memory, Place place) {
-#if defined(GPU_NV)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(wgmma::shared_address(memory + place(lane() / 8, lane() % 8)))
-                 : "memory");
-#else
-    for (u32 m = 0; m < 4; m++) to[m] = *(const u32*)(memory + place(m, lane() / 4) + lane() % 4 * 4);
-#endif
-}
-
 // Where pieces are. Lanes that load at once find theirs in different banks.
 DEV u32 place_of_low(u32 out, u32 chunk) { return out * 128 + (chunk ^ out % 8) * PIECE; }
 DEV u32 place_of_high(u32 out, u32 piece) { return out * 64 + (piece ^ out / 2 % 4) * PIECE; }
@@ -103,13 +91,14 @@ DEV void copy_low(Copies& copies, u8* to, const u8* from, bool any) {
     }
 }
 // Those of chunks c and c + 1, c even: of output g in words 0 and 2, of g + 8 in words 1 and 3.
-DEV void load_low(u32 (&to)[4], const u8* memory, u32 c) {
-    load_words(to, memory, [&](u32 m, u32 row) { return place_of_low(row + m % 2 * 8, c ^ m / 2); });
+DEV mma::Words<4> load_low(const u8* memory, u32 c) {
+    const u32 matrix = lane() / 8;
+    return mma::load_matrices<4>(memory + place_of_low(lane() % 8 + matrix % 2 * 8, c ^ matrix / 2));
 }
 
 // ---------------------------------------------------------------------------------------------- formats
 // The weights of a unit in shared memory, and what to add to the sums of a lane, [outputs g and g + 8, rows 2q and 2q + 1].
-// x: words of row g of a chunk c, at 2 (c % 2) of `chunk(c)`.
+// x_of(c): the words of row g of chunks c and c + 1, two of each.
 template <typename F> struct Unit;
 
 template <> struct Unit<Q4_K> {
@@ -127,7 +116,7 @@ template <> struct Unit<Q4_K> {
         }
     };
 
-    template <typename Chunk> DEV_MEMBER void add(Chunk x_of, const u32 (&x_sums)[2], float (&sums)[4]) const {
+    template <typename XOf> DEV_MEMBER void add(XOf x_of, const u32 (&x_sums)[2], float (&sums)[4]) const {
         const u32 q = lane() % 4;
         // The levels of even and odd chunks, a byte each, and the minimums of chunks q and q + 4 as pairs of f16 numbers.
         u32 even[2], odd[2], minimums[4];
@@ -158,15 +147,13 @@ template <> struct Unit<Q4_K> {
         i32 dots[4] = {};
 #pragma unroll
         for (u32 c = 0; c < 8; c += 2) {
-            u32 low[4], x[4];
-            load_low(low, memory, c);
-            x_of(x, c);
+            const mma::Words<4> low = load_low(memory, c), x = x_of(c);
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
-                const u32 a = low[2 * i], b = low[2 * i + 1];
+                const u32 a = low.v[2 * i], b = low.v[2 * i + 1];
                 i32 dot[4] = {};
                 mma::mma_s8(dot, {{a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu, b >> 4 & 0x0f0f0f0fu}},
-                            x[2 * i], x[2 * i + 1]);
+                            x.v[2 * i], x.v[2 * i + 1]);
 #pragma unroll
                 for (u32 e = 0; e < 4; e++)
                     dots[e] += dot[e] * (i32)((i ? odd[e / 2] : even[e / 2]) >> 8 * (c / 2) & 0xff);
@@ -201,7 +188,7 @@ template <> struct Unit<Q6_K> {
         }
     };
 
-    template <typename Chunk> DEV_MEMBER void add(Chunk x_of, const u32 (&)[2], float (&sums)[4]) const {
+    template <typename XOf> DEV_MEMBER void add(XOf x_of, const u32 (&)[2], float (&sums)[4]) const {
         const u32 g = lane() / 4, q = lane() % 4;
         u32x4 levels[2];
 #pragma unroll
@@ -209,9 +196,7 @@ template <> struct Unit<Q6_K> {
         i32 dots[4] = {};
 #pragma unroll
         for (u32 c = 0; c < 8; c += 2) {
-            u32 low[4], x[4];
-            load_low(low, memory, c);
-            x_of(x, c);
+            const mma::Words<4> low = load_low(memory, c), x = x_of(c);
             u32x4 high[2];
 #pragma unroll
             for (u32 i = 0; i < 2; i++) high[i] = load16(memory + HIGH + place_of_high(g + 8 * i, c / 2));
@@ -221,14 +206,14 @@ template <> struct Unit<Q6_K> {
                 mma::Words<2> a;
 #pragma unroll
                 for (u32 i = 0; i < 2; i++) {
-                    const u32 nibbles = low[group / 2 * 2 + i] >> 4 * (group % 2) & 0x0f0f0f0fu;
+                    const u32 nibbles = low.v[group / 2 * 2 + i] >> 4 * (group % 2) & 0x0f0f0f0fu;
                     // Bits 2q and 2q + 1 of each byte come to bits 4 and 5.
                     const u32 two = __builtin_rotateleft32(high[i][group], (4 - 2 * q) % 32) & 0x30303030u;
                     // Less 32.
                     a.v[i] = ((nibbles | two) + 0x60606060u) ^ 0x80808080u;
                 }
                 i32 dot[4] = {};
-                mma::mma_s8(dot, a, x[group]);
+                mma::mma_s8(dot, a, x.v[group]);
                 const u32 at = 2 * c + group;
 #pragma unroll
                 for (u32 e = 0; e < 4; e++) dots[e] += dot[e] * (i32)(i8)(levels[e / 2][at / 4] >> 8 * (at % 4));
@@ -300,8 +285,8 @@ template <typename F> struct Product : FewTile {
                 if constexpr (F::HAS_MIN) sums_of_x[0] = x_sums[unit * 8], sums_of_x[1] = x_sums[unit * 8 + 4];
                 const float scales[2] = {x_scales[0][unit], x_scales[1][unit]};
                 float sums[4];
-                const auto x_of = [&](u32(&to)[4], u32 c) {
-                    load_words(to, own + Unit<F>::BYTES, [&](u32 m, u32 r) { return place_of_x(r, 2 * c ^ m); });
+                const auto x_of = [&](u32 c) {
+                    return mma::load_matrices<4>(own + Unit<F>::BYTES + place_of_x(lane() % 8, 2 * c ^ lane() / 8));
                 };
                 Unit<F>{own}.add(x_of, sums_of_x, sums);
 #pragma unroll
