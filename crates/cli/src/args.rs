@@ -309,6 +309,9 @@ pub struct CheckArgs {
     /// Number of tokens already in the KV cache
     #[arg(short = 'd', long, value_name = "N", default_value_t = 112)]
     pub depth: usize,
+    /// Check the kernels of a server that answers up to N requests at once
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub max_seqs: usize,
     /// Print JSON
     #[arg(long, help_heading = "Output")]
     pub json: bool,

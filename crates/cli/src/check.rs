@@ -4,7 +4,7 @@ use crate::resolve;
 use anyhow::{Result, bail};
 use rocmforge::parts::{Bos, encode_prompt};
 use rocmforge_cpu::{Isa, default_threads};
-use rocmforge_engine::Device;
+use rocmforge_engine::{Device, EngineConfig};
 use rocmforge_gguf::{TokenId, shown};
 use rocmforge_model::{Model, Purpose};
 use rocmforge_runtime::check;
@@ -39,7 +39,10 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     // Wrong results are the subject of this command, not a reason to refuse the GPU.
     let mut device_args = args.device.clone();
     device_args.on.gpu.gpu_check = GpuCheckArg::Never;
-    let config = resolve::engine_config(&device_args, Some(extent.n_ctx()))?;
+    let config = EngineConfig {
+        max_seqs: args.max_seqs,
+        ..resolve::engine_config(&device_args, Some(extent.n_ctx()))?
+    };
     // Reports problems with the file, flags or memory like every other command.
     let session = Session::start_for(
         Purpose::Either,

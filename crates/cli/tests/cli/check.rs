@@ -45,11 +45,37 @@ fn built_in_model_passes() {
     assert!(!table.text().contains("WRONG"), "{}", table.text());
 }
 
+/// A server's kernels are checked, too; those of Hopper differ from those of a single request.
+#[test]
+fn kernels_of_servers_pass() {
+    let devices = run(&["devices", "--json"]).ok();
+    if !devices.text().contains("host-nv") {
+        println!("skipped: built without the target host-nv");
+        return;
+    }
+    let check = |max_seqs| {
+        let args = ["check", "--device", "host:nv", "--depth", "0", "--json"];
+        let report = run(&[&args[..], &["--max-seqs", max_seqs]].concat()).json();
+        assert_eq!(report["passed"], true, "{report}");
+        let checks = report["checks"].as_array().unwrap();
+        let products = checks.iter().filter(|check| {
+            let op = check["op"].as_str().unwrap();
+            check["step"] == "few" && op.contains("matmul")
+        });
+        let errors = products.map(|check| check["max_abs"].as_f64().unwrap());
+        errors.collect::<Vec<f64>>()
+    };
+    let (one, several) = (check("1"), check("8"));
+    assert!(one.len() > 2 && one.len() == several.len());
+    assert_ne!(one, several, "other kernels add in another order");
+}
+
 #[test]
 fn reports_what_cannot_be_checked() {
     run(&["check", "--isa", "scalar"]).fails(1, "nothing to compare");
     run(&["check", "--threads", "0"]).fails(2, "threads");
     run(&["check", "--depth", "many"]).fails(2, "--depth");
+    run(&["check", "--max-seqs", "0"]).fails(2, "sequences");
     run(&["check", "--depth", "18446744073709551615"]).fails(2, "context");
     run(&["check", "--depth", "1000000000"]).fails(1, "KV cache");
 }

@@ -1,5 +1,5 @@
-// What a block of the products of few rows computes (gemm/half_few.h, gemm/octet.h): 16 outputs of up to 32 rows, of a dense
-// product or of an expert.
+// The tile of a block in GEMMs of few rows (gemm/half_few.h, gemm/octet.h): 16 outputs of up to 32 rows of a dense product or of an
+// expert.
 //
 // The grid is [tiles of all products]: those of the same outputs follow one another, so that weights are in the cache. Of experts
 // it is [blocks of outputs, tiles of rows].
@@ -48,7 +48,7 @@ struct FewTile {
     DEV_MEMBER bool began() const { return p.tiles && !p.early; }
 
     // Adds the sums of the block's waves, in their order, and stores rows first .. first + most - 1 of the tile. of_wave(k): the
-    // sums of wave k, [most, OUTS]. finished(sum, row): the value of a row of x.
+    // sums of wave k, [most, OUTS]. finished(sum, row, bias): the value to store or to add.
     template <typename OfWave, typename Finished>
     DEV_MEMBER void store(u32 first, u32 most, OfWave of_wave, Finished finished) const {
         const Weights& w = product.w;
