@@ -1,5 +1,5 @@
 // The tile of a block in GEMMs of few rows (gemm/half_few.h, gemm/octet.h): 16 outputs of up to 32 rows of a dense product or of an
-// expert.
+// expert. Blocks of octet.h may take several tiles of outputs, 1 << out_shift, one after the other.
 //
 // The grid is [tiles of all products]: those of the same outputs follow one another, so that weights are in the cache. Of experts
 // it is [blocks of outputs, tiles of rows].
@@ -27,7 +27,7 @@ struct FewTile {
         if (tile >= p.products[2].first_tile) product = p.products[2];
         const u32 in_product = tile - product.first_tile, n_row_tiles = p.tiles ? 1 : p.n_row_tiles;
         const u32 row_tile = in_product % n_row_tiles;
-        first_out = in_product / n_row_tiles * OUTS;
+        first_out = in_product / n_row_tiles * (OUTS << p.out_shift);
         first_row = row_tile * ROWS, octet = row_tile * OCTETS, n_rows = min_of(ROWS, p.n_rows - first_row),
         scale = 1.0f;
         if (!p.tiles) return true;
@@ -51,16 +51,17 @@ struct FewTile {
     // sums of wave k, [most, OUTS]. finished(sum, row, bias): the value to store or to add.
     template <typename OfWave, typename Finished>
     DEV_MEMBER void store(u32 first, u32 most, OfWave of_wave, Finished finished) const {
-        const Weights& w = product.w;
-        const u32 stride = p.tiles ? p.out_stride : w.n_out;
         for (u32 i = tid(); i < min_of(n_rows - first, most) * OUTS; i += n_waves() * WARP_SIZE) {
-            const u32 row = first_row + first + i / OUTS, out = first_out + i % OUTS;
-            if (out >= w.n_out) continue;
+            const u32 out = first_out + i % OUTS;
+            if (out >= product.w.n_out) continue;
             float sum = 0.0f;
             for (u32 k = 0; k < n_waves(); k++) sum += of_wave(k)[i];
-            float* to = product.out + (u64)row * stride + out;
-            sum = finished(sum, row, product.bias ? product.bias[out] : 0.0f);
-            *to = product.mode & ADD ? *to + sum : sum;
+            put(first_row + first + i / OUTS, out, sum, finished);
         }
+    }
+    template <typename Finished> DEV_MEMBER void put(u32 row, u32 out, float sum, Finished finished) const {
+        float* to = product.out + (u64)row * (p.tiles ? p.out_stride : product.w.n_out) + out;
+        sum = finished(sum, row, product.bias ? product.bias[out] : 0.0f);
+        *to = product.mode & ADD ? *to + sum : sum;
     }
 };

@@ -66,11 +66,12 @@ struct HalfParams {
     u32 n_stacked;
     // Whether another kernel followed that which wrote the tiles: they may be read early.
     u32 early;
-    u32 pad;
+    // Tiles of outputs of a block of a GEMM of few rows (few_tile.h), as a power of two.
+    u32 out_shift;
     // Unused ones begin after the last tile. All have the same n_in.
     HalfProduct products[FEW];
     FIELDS(x, factors, x_sums, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles,
-           n_whole, n_blocks, n_stacked, early, pad, products)
+           n_whole, n_blocks, n_stacked, early, out_shift, products)
 };
 
 template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {

@@ -10,6 +10,9 @@
 //
 // Both sums are exact, as in block_scales.h. With more than eight rows, a tile of an expert reads its weights again.
 //
+// A block of experts with one wave may take several tiles of outputs: the weights of the next one come while the last unit of the
+// one before is multiplied. Of short rows, waiting for the first weights would take as long as multiplying.
+//
 // With g = lane / 4 and q = lane % 4, a lane has outputs g and g + 8 and row g of x, of each 32 values words q and q + 4, and the
 // sums of both outputs with rows 2q and 2q + 1 (mma.h). Shared memory: SHARED_BYTES / THREADS for each thread.
 #pragma once
@@ -84,16 +87,26 @@ DEV u32 place_of_x(u32 row, u32 piece) { return row * UNIT + (piece ^ row % 8) *
 // The low nibbles of the weights of all formats here: 128 bytes for each output.
 constexpr u32 LOW_BYTES = OUTS * 128;
 DEV void copy_low(Copies& copies, u8* to, const u8* from, bool any) {
+    // Of four outputs at a time.
+    const u32 place = place_of_low(lane() / 8, lane() % 8);
+    from += lane() * PIECE;
 #pragma unroll
-    for (u32 i = 0; i < LOW_BYTES / PIECE; i += WARP_SIZE) {
-        const u32 piece = i + lane();
-        copies.add<false>(to + place_of_low(piece / 8, piece % 8), from + piece * PIECE, any);
-    }
+    for (u32 i = 0; i < OUTS / 4; i++) copies.add<false>(to + i * 512 + (place ^ i % 2 * 64), from + i * 512, any);
 }
 // Those of chunks c and c + 1, c even: of output g in words 0 and 2, of g + 8 in words 1 and 3.
 DEV mma::Words<4> load_low(const u8* memory, u32 c) {
     const u32 matrix = lane() / 8;
     return mma::load_matrices<4>(memory + place_of_low(lane() % 8 + matrix % 2 * 8, c ^ matrix / 2));
+}
+
+// Byte i, in one instruction.
+DEV i32 signed_byte(u32 v, u32 i) {
+#if defined(GPU_NV)
+    // The sign fills the others.
+    return (i32)__nvvm_prmt(v, 0, (8 | i) * 0x1110 | i);
+#else
+    return (i8)(v >> 8 * i);
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------- formats
@@ -112,7 +125,7 @@ template <> struct Unit<Q4_K> {
         DEV_MEMBER void copy(Copies& copies, u8* to, u32 unit, bool any) const {
             copy_low(copies, to, low + unit * LOW_BYTES, any);
             const u32 piece = lane() % OUTS * PIECE;
-            copies.add<false>(to + LOW_BYTES + piece, headers + unit * OUTS * 16 + piece, any && lane() < OUTS);
+            copies.add<false>(to + LOW_BYTES + piece, headers + piece + unit * OUTS * 16, any && lane() < OUTS);
         }
     };
 
@@ -155,8 +168,7 @@ template <> struct Unit<Q4_K> {
                 mma::mma_s8(dot, {{a & 0x0f0f0f0fu, b & 0x0f0f0f0fu, a >> 4 & 0x0f0f0f0fu, b >> 4 & 0x0f0f0f0fu}},
                             x.v[2 * i], x.v[2 * i + 1]);
 #pragma unroll
-                for (u32 e = 0; e < 4; e++)
-                    dots[e] += dot[e] * (i32)((i ? odd[e / 2] : even[e / 2]) >> 8 * (c / 2) & 0xff);
+                for (u32 e = 0; e < 4; e++) dots[e] += dot[e] * signed_byte(i ? odd[e / 2] : even[e / 2], c / 2);
             }
         }
 #pragma unroll
@@ -216,7 +228,7 @@ template <> struct Unit<Q6_K> {
                 mma::mma_s8(dot, a, x.v[group]);
                 const u32 at = 2 * c + group;
 #pragma unroll
-                for (u32 e = 0; e < 4; e++) dots[e] += dot[e] * (i32)(i8)(levels[e / 2][at / 4] >> 8 * (at % 4));
+                for (u32 e = 0; e < 4; e++) dots[e] += dot[e] * signed_byte(levels[e / 2][at / 4], at % 4);
             }
         }
 #pragma unroll
@@ -228,7 +240,8 @@ template <> struct Unit<Q6_K> {
 };
 
 // ---------------------------------------------------------------------------------------------- the product
-template <typename F> struct Product : FewTile {
+// SEVERAL: of blocks of one wave with several tiles of outputs.
+template <typename F, bool SEVERAL> struct Product : FewTile {
     // THREADS is the most that a launch has.
     static constexpr u32 THREADS = 256, BLOCKS = 2, CLUSTER = 1, ROUND = UNIT, STAGES = 2;
     static constexpr u32 X_BYTES = MOST * UNIT, STAGE_BYTES = Unit<F>::BYTES + X_BYTES,
@@ -257,7 +270,8 @@ template <typename F> struct Product : FewTile {
     // Writes the sums of the wave's units, of rows from `first` on.
     DEV_MEMBER void multiply(u32 first) const {
         u8* memory = of_wave(wave());
-        const u32 g = lane() / 4, q = lane() % 4, step = n_waves(), n_in = product.w.n_in, n_units = this->n_units();
+        const u32 g = lane() / 4, q = lane() % 4, step = SEVERAL ? 1 : n_waves(), n_in = product.w.n_in,
+                  n_units = this->n_units();
         const typename Unit<F>::Place weights(Block<F, Planes>::of(product.w, first_out));
         Copies copies;
         u32 unit = uniform(wave());
@@ -268,44 +282,66 @@ template <typename F> struct Product : FewTile {
         copy_x(copies, memory + Unit<F>::BYTES, codes, n, unit);
         copies.end();
         const u32* x_sums = (const u32*)p.x_sums + (u64)(row + min_of(g, n - 1)) * (n_in / 32) + q;
-        const float* x_scales[2];
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) x_scales[i] = p.factors + (u64)(row + min_of(2 * q + i, n - 1)) * n_units;
+        // Of the row of the lane's number.
+        const float* x_scales = p.factors + (u64)(row + min_of(lane(), n - 1)) * n_units;
         float acc[4] = {};
-        while (unit < n_units) {
+        // Of all tiles, whose units follow one another.
+        u32 of_tiles = unit, tile_out = first_out;
+        const u32 end = n_units * n_tiles();
+        while (of_tiles < end) {
 #pragma unroll
             for (u32 stage = 0; stage < STAGES; stage++) {
                 u8 *own = memory + stage * STAGE_BYTES, *next = memory + (stage + 1) % STAGES * STAGE_BYTES;
                 copies.wait<STAGES - 2>();
                 wave_barrier(memory, WAVE_BYTES);
-                weights.copy(copies, next, unit + step, unit + step < n_units);
-                copy_x(copies, next + Unit<F>::BYTES, codes, n, unit + step);
+                of_tiles += step;
+                const u32 next_unit = SEVERAL && unit + 1 == n_units ? 0 : unit + step;
+                weights.copy(copies, next, of_tiles, of_tiles < end);
+                copy_x(copies, next + Unit<F>::BYTES, codes, n, of_tiles < end ? next_unit : n_units);
                 copies.end();
                 u32 sums_of_x[2] = {};
                 if constexpr (F::HAS_MIN) sums_of_x[0] = x_sums[unit * 8], sums_of_x[1] = x_sums[unit * 8 + 4];
-                const float scales[2] = {x_scales[0][unit], x_scales[1][unit]};
+                const float x_scale = x_scales[unit];
                 float sums[4];
                 const auto x_of = [&](u32 c) {
                     return mma::load_matrices<4>(own + Unit<F>::BYTES + place_of_x(lane() % 8, 2 * c ^ lane() / 8));
                 };
                 Unit<F>{own}.add(x_of, sums_of_x, sums);
 #pragma unroll
-                for (u32 e = 0; e < 4; e++) acc[e] = fma(scales[e % 2], sums[e], acc[e]);
-                unit += step;
-                if (unit >= n_units) break;
+                for (u32 e = 0; e < 4; e++) acc[e] = fma(shuffle(x_scale, 2 * q + e % 2), sums[e], acc[e]);
+                if (SEVERAL && next_unit == 0) {
+#pragma unroll
+                    for (u32 e = 0; e < 4; e++) {
+                        if (2 * q + e % 2 < n) put(row + 2 * q + e % 2, tile_out + g + e / 2 * 8, acc[e]);
+                        acc[e] = 0.0f;
+                    }
+                    tile_out += OUTS;
+                }
+                unit = next_unit;
+                if (of_tiles >= end) break;
             }
         }
         copies.wait<0>();
         wave_barrier(memory, WAVE_BYTES);
+        if constexpr (SEVERAL) return;
         float* to = (float*)memory;
 #pragma unroll
         for (u32 e = 0; e < 4; e++) to[(2 * q + e % 2) * OUTS + g + e / 2 * 8] = acc[e];
+    }
+
+    // The tiles of the block. All outputs are in whole ones.
+    DEV_MEMBER u32 n_tiles() const {
+        return SEVERAL ? min_of(1u << p.out_shift, (product.w.n_out - first_out) / OUTS) : 1;
+    }
+    DEV_MEMBER void put(u32 row, u32 out, float sum) const {
+        FewTile::put(row, out, sum, [&](float sum, u32, float bias) { return fma(sum, scale, bias); });
     }
 
     DEV_MEMBER void run() {
         if (!find()) return;
         for (u32 first = 0; first < n_rows; first += MOST) {
             multiply(first);
+            if constexpr (SEVERAL) continue;
             barrier();
             store(
                 first, MOST, [&](u32 k) { return (const float*)of_wave(k); },

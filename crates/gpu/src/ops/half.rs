@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::GgmlType;
 
-use self::division::{COSTS, Cost, Division, OF_FEW, WARP, is_small, waves_of};
+use self::division::{COSTS, Cost, Division, OF_FEW, WARP, is_small, out_shift_of, waves_of};
 use self::made::{LastMade, Made};
 pub(super) use self::rows::{HalfRows, HalfRowsKernels};
 use super::formats::format_modules;
@@ -141,7 +141,7 @@ struct HalfParams {
     n_blocks: u32,
     n_stacked: u32,
     early: u32,
-    pad: u32,
+    out_shift: u32,
     products: [HalfProduct; FEW],
 }
 
@@ -163,7 +163,7 @@ layout!(HalfParams {
     n_blocks,
     n_stacked,
     early,
-    pad,
+    out_shift,
     products
 });
 
@@ -183,10 +183,15 @@ kernels! {
 }
 
 kernels! {
-    /// Of few rows of codes, on int8 units (`kernels/gemm/octet.h`), for each format of [`may_have_octets`].
+    /// Of few rows of codes, on int8 units (`kernels/gemm/octet.h`), for each format of [`may_have_octets`]: dense ones, of
+    /// experts, and of experts with several tiles of outputs for a block.
     struct OctetKernels {
         gemm_octet_q4_k: HalfParams,
         gemm_octet_q6_k: HalfParams,
+        gemm_octet_experts_q4_k: HalfParams,
+        gemm_octet_experts_q6_k: HalfParams,
+        gemm_octet_short_q4_k: HalfParams,
+        gemm_octet_short_q6_k: HalfParams,
     }
 }
 
@@ -209,6 +214,8 @@ struct Tile {
     /// Blocks that compute a tile together.
     cluster: usize,
     cost: Cost,
+    /// Tiles of outputs of a block, as a power of two. `outs` is of all of them.
+    out_shift: u32,
 }
 
 impl Tile {
@@ -229,7 +236,17 @@ impl Tile {
             blocks: gpu.constant(module, blocks)? as usize,
             cluster: gpu.constant(module, cluster)? as usize,
             cost,
+            out_shift: 0,
         })
+    }
+
+    /// The same of blocks with several tiles of outputs.
+    fn of_tiles(self, out_shift: u32) -> Tile {
+        Tile {
+            outs: self.outs << out_shift,
+            out_shift,
+            ..self
+        }
     }
 
     /// The same of blocks of fewer waves, of which a processor runs more.
@@ -772,13 +789,35 @@ fn choose_octets<'g>(
     works: &[Work<'_>],
 ) -> Result<(&'g Kernel<HalfParams>, Tile, Division), GpuError> {
     let kernels = &gpu.kernels().gemm_octet;
-    let [of_q4_k, of_q6_k] = tile_names!(gemm_octet_q4_k, gemm_octet_q6_k);
-    let (kernel, names) = match works[0].matrix.ty {
-        GgmlType::Q6_K => (&kernels.gemm_octet_q6_k, of_q6_k),
-        _ => (&kernels.gemm_octet_q4_k, of_q4_k),
+    let [
+        dense_q4_k,
+        dense_q6_k,
+        experts_q4_k,
+        experts_q6_k,
+        short_q4_k,
+        short_q6_k,
+    ] = tile_names!(
+        gemm_octet_q4_k,
+        gemm_octet_q6_k,
+        gemm_octet_experts_q4_k,
+        gemm_octet_experts_q6_k,
+        gemm_octet_short_q4_k,
+        gemm_octet_short_q6_k
+    );
+    let read = |names| Tile::read(gpu, kernels.gemm_octet_q4_k.module, names, OF_FEW);
+    let tile = read(dense_q4_k)?;
+    let n_waves = waves_of(gpu, tile, works);
+    let out_shift = out_shift_of(gpu, (tile, n_waves), works);
+    let is_q6_k = works[0].matrix.ty == GgmlType::Q6_K;
+    let (kernel, names) = match (works[0].experts.is_some(), out_shift, is_q6_k) {
+        (false, _, false) => (&kernels.gemm_octet_q4_k, dense_q4_k),
+        (false, _, true) => (&kernels.gemm_octet_q6_k, dense_q6_k),
+        (true, 0, false) => (&kernels.gemm_octet_experts_q4_k, experts_q4_k),
+        (true, 0, true) => (&kernels.gemm_octet_experts_q6_k, experts_q6_k),
+        (true, _, false) => (&kernels.gemm_octet_short_q4_k, short_q4_k),
+        (true, _, true) => (&kernels.gemm_octet_short_q6_k, short_q6_k),
     };
-    let tile = Tile::read(gpu, kernel.module, names, OF_FEW)?;
-    let tile = tile.of_waves(waves_of(gpu, tile, works));
+    let tile = read(names)?.of_waves(n_waves).of_tiles(out_shift);
     Ok((kernel, tile, Division::whole(tile, works)))
 }
 
@@ -835,7 +874,7 @@ fn multiply(
         n_blocks: division.n_blocks as u32,
         n_stacked: n_stacked as u32,
         early: { works[0].experts }.map_or(0, |experts| experts.routing.is_chosen().into()),
-        pad: 0,
+        out_shift: tile.out_shift,
         products,
     };
     let n_blocks = (division.n_blocks * tile.cluster) as u32;

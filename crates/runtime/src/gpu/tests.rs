@@ -115,7 +115,7 @@ fn rows_of_three_sequences_are_multiplied_as_codes() {
     let Some(gpu) = hopper() else { return };
     for (name, ty, kernel) in [
         ("llama", GgmlType::Q4_K, "gemm_octet_q4_k"),
-        ("qwen3moe", GgmlType::Q6_K, "gemm_octet_q6_k"),
+        ("qwen3moe", GgmlType::Q6_K, "gemm_octet_experts_q6_k"),
     ] {
         let writer = synth::model(name, ty).unwrap().unwrap();
         let gguf = Gguf::from_vec(writer.to_vec().unwrap()).unwrap();

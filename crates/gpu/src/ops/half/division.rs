@@ -114,6 +114,24 @@ pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
     fastest.unwrap_or(LEAST)
 }
 
+/// Returns how many tiles of outputs a block takes, as a power of two, of products of codes on int8 units with blocks of this many
+/// waves: several of experts whose rows are short, where processors have enough waves then.
+pub(super) fn out_shift_of(gpu: &Gpu, (tile, n_waves): (Tile, usize), works: &[Work<'_>]) -> u32 {
+    // In a block of as many rounds, the wait for the first weights is short. Blocks for two turns of the waves that processors run
+    // at once are enough (H200).
+    const ROUNDS: usize = 6;
+    const WAVES: usize = 2 * 20;
+    let Some(experts) = works[0].experts.filter(|_| n_waves == 1) else {
+        return 0;
+    };
+    let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
+    let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
+    let n_blocks = n_tiles * experts.routing.max_rows().min(experts.routing.n_experts);
+    let least = WAVES * gpu.n_compute_units() as usize;
+    let may_double = |shift: &u32| n_rounds << shift < ROUNDS && n_blocks >> (shift + 1) >= least;
+    (0..).find(|shift| !may_double(shift)).unwrap_or(0)
+}
+
 /// Returns how many blocks share the rounds of `n_tiles` tiles: a multiple of these, if nearly all of the device has work then.
 /// Else some blocks have parts of two tiles, which takes them longer: 1.4 % of a step with 64 sequences of llama-3.1-8b (H200).
 fn sharers(n_tiles: usize, at_once: usize) -> usize {
