@@ -657,15 +657,13 @@ fn takes_codes(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> bool {
 
 /// Whether products of these activations take their codes, if there are kernels for the weights.
 fn takes_octets(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> bool {
-    let others = [
-        Variant::RowsAnswer,
-        Variant::RowsPrompt,
-        Variant::TilesWide,
-        Variant::SplitsOn,
-    ];
-    let are_few = match routing {
-        Some(routing) => routing.has_up_to(OCTET_ROWS),
-        None => x.n_rows <= OCTET,
+    let others = [Variant::RowsPrompt, Variant::TilesWide, Variant::SplitsOn];
+    let are_few = match (gpu.takes(Variant::RowsAnswer), routing) {
+        (false, Some(routing)) => routing.has_up_to(OCTET_ROWS),
+        (false, None) => x.n_rows <= OCTET,
+        // Of any number of tokens, if the rows of the most fit an octet on average. Dense products of many would take too long.
+        (true, Some(routing)) => routing.has_up_to_with(MAX_ANSWER_ROWS, OCTET),
+        (true, None) => false,
     };
     are_few
         && x.form == ActFormat::Q8x256
@@ -705,12 +703,13 @@ impl<'a> HalfActs<'a> {
     ) -> Result<HalfActs<'a>, GpuError> {
         let work = &works[0];
         let routing = work.experts.as_ref().map(|experts| &experts.routing);
-        let n_octets = n_octets(gpu, &work.x, routing);
-        let is_few = is_few(gpu, works)?;
         let has_octets = |work: &Work<'_>| {
             may_have_octets(work.matrix.ty) && work.matrix.order == RowOrder::Tiles
         };
-        let way = if takes_octets(gpu, &work.x, routing) && works.iter().all(has_octets) {
+        let is_of_octets = takes_octets(gpu, &work.x, routing) && works.iter().all(has_octets);
+        let is_few = is_of_octets || is_few(gpu, works)?;
+        let n_octets = n_octets(gpu, &work.x, routing);
+        let way = if is_of_octets {
             Way::Octets
         } else if is_few && takes_codes(gpu, &work.x, routing) {
             Way::Codes

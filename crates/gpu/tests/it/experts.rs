@@ -739,6 +739,57 @@ fn rows_of_experts_are_multiplied_as_codes() {
     }
 }
 
+/// Experts' rows of answers that are to have the same bits in any company have the same in two numbers of tokens, also multiplied as
+/// codes.
+#[test]
+fn rows_of_answers_have_the_same_bits_in_any_company() {
+    let ty = GgmlType::Q4_K;
+    let has_units = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
+    for gpu in common::gpus_of(ty).filter(has_units) {
+        let gpu = gpu.with_variants("rows=answer".parse().unwrap());
+        // 64 tokens have up to eight rows of an expert on average, or more.
+        for (n_experts, is_of_codes) in [(16, true), (15, false)] {
+            let random = &mut Random(n_experts as u64);
+            let mut step = Step::new([21, n_experts, 2], Logits::Random, random);
+            let shape @ [_, n_out, n_in] = [n_experts, 48, 768];
+            let [gate, up] = Experts::parts(&gpu, ty, shape, random);
+            let tokens = gpu.upload(&random.values(21 * n_in)).unwrap();
+            let mut run = |n_tokens: usize| {
+                step.logits.truncate(n_tokens * n_experts);
+                step.seq_of_row.truncate(n_tokens);
+                let n_rows = 2 * n_tokens;
+                let of_rows = [n_rows, n_in];
+                let acts = ActsBuffer::of_experts(&gpu, act_format(ty), of_rows, Some(n_experts));
+                let beside = [(ty, gate.order), (ty, up.order)];
+                let acts = acts.unwrap().beside(&beside);
+                let buffer = step.route(&gpu);
+                let (routing, x) = (buffer.of(n_tokens), acts.rows(n_rows));
+                assert_eq!(
+                    ops::takes_halves_of_experts(&gpu, &x, &routing, ty),
+                    !is_of_codes
+                );
+                let of_step = tokens.as_slice().part(0..n_tokens * n_in);
+                ops::quantize_experts(&gpu, of_step, (&routing, Weighed::Outputs), &x).unwrap();
+                let [out, beside] =
+                    [0; 2].map(|_| gpu.upload(&vec![0.0f32; n_rows * n_out]).unwrap());
+                let gated = ExpertGated {
+                    sides: [gate.product_of_rows(), up.product_of_rows()],
+                    activation: JOINING[0],
+                    out: out.as_slice(),
+                };
+                ops::expert_gated_products(&gpu, &x, &routing, &gated, beside.as_slice()).unwrap();
+                let found = gpu.read(out.as_slice::<f32>()).unwrap();
+                let of_choice = |&row: &u32| found[row as usize * n_out..][..n_out].to_vec();
+                let rows = step.choices().rows;
+                rows.iter().map(of_choice).collect::<Vec<Vec<f32>>>()
+            };
+            let all = run(21);
+            let few = run(3);
+            assert!(few[..] == all[..few.len()], "{}", common::name(&gpu));
+        }
+    }
+}
+
 /// Gate and up whose result is converted have the codes of those that are converted apart, and products of them the same bits.
 /// No launch converts them to f16.
 #[test]
