@@ -6,7 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Up to this many rows, attention with [`Variant::RowsAnswer`] divides the context of each as if it were the only one.
+/// Up to this many rows, attention with [`Variant::RowsAnswer`] divides the context of each as if it were the only one. Whether the
+/// kernels of products suit as many decides which ones take any number.
 pub const MAX_ANSWER_ROWS: usize = 64;
 
 /// A kernel variant that can be forced.

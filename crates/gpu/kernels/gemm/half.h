@@ -66,7 +66,7 @@ struct HalfParams {
     u32 n_stacked;
     // Whether another kernel followed that which wrote the tiles: they may be read early.
     u32 early;
-    // Tiles of outputs of a block of a GEMM of few rows (few_tile.h), as a power of two.
+    // log2 of the tiles of outputs that a block of octet.h takes: they count as one.
     u32 out_shift;
     // Unused ones begin after the last tile. All have the same n_in.
     HalfProduct products[FEW];

@@ -87,7 +87,7 @@ DEV u32 place_of_x(u32 row, u32 piece) { return row * UNIT + (piece ^ row % 8) *
 // The low nibbles of the weights of all formats here: 128 bytes for each output.
 constexpr u32 LOW_BYTES = OUTS * 128;
 DEV void copy_low(Copies& copies, u8* to, const u8* from, bool any) {
-    // Of four outputs at a time.
+    // Of four outputs at a time. Four further, bit 2 of a chunk's place is turned.
     const u32 place = place_of_low(lane() / 8, lane() % 8);
     from += lane() * PIECE;
 #pragma unroll
@@ -267,7 +267,7 @@ template <typename F, bool SEVERAL> struct Product : FewTile {
         }
     }
 
-    // Writes the sums of the wave's units, of rows from `first` on.
+    // Writes the sums of the wave's units, of rows from `first` on; of several tiles, stores the products.
     DEV_MEMBER void multiply(u32 first) const {
         u8* memory = of_wave(wave());
         const u32 g = lane() / 4, q = lane() % 4, step = SEVERAL ? 1 : n_waves(), n_in = product.w.n_in,
@@ -285,19 +285,19 @@ template <typename F, bool SEVERAL> struct Product : FewTile {
         // Of the row of the lane's number.
         const float* x_scales = p.factors + (u64)(row + min_of(lane(), n - 1)) * n_units;
         float acc[4] = {};
-        // Of all tiles, whose units follow one another.
-        u32 of_tiles = unit, tile_out = first_out;
+        // The unit among those of all tiles, which follow one another.
+        u32 in_block = unit, tile_out = first_out;
         const u32 end = n_units * n_tiles();
-        while (of_tiles < end) {
+        while (in_block < end) {
 #pragma unroll
             for (u32 stage = 0; stage < STAGES; stage++) {
                 u8 *own = memory + stage * STAGE_BYTES, *next = memory + (stage + 1) % STAGES * STAGE_BYTES;
                 copies.wait<STAGES - 2>();
                 wave_barrier(memory, WAVE_BYTES);
-                of_tiles += step;
+                in_block += step;
                 const u32 next_unit = SEVERAL && unit + 1 == n_units ? 0 : unit + step;
-                weights.copy(copies, next, of_tiles, of_tiles < end);
-                copy_x(copies, next + Unit<F>::BYTES, codes, n, of_tiles < end ? next_unit : n_units);
+                weights.copy(copies, next, in_block, in_block < end);
+                copy_x(copies, next + Unit<F>::BYTES, codes, n, in_block < end ? next_unit : n_units);
                 copies.end();
                 u32 sums_of_x[2] = {};
                 if constexpr (F::HAS_MIN) sums_of_x[0] = x_sums[unit * 8], sums_of_x[1] = x_sums[unit * 8 + 4];
@@ -312,13 +312,13 @@ template <typename F, bool SEVERAL> struct Product : FewTile {
                 if (SEVERAL && next_unit == 0) {
 #pragma unroll
                     for (u32 e = 0; e < 4; e++) {
-                        if (2 * q + e % 2 < n) put(row + 2 * q + e % 2, tile_out + g + e / 2 * 8, acc[e]);
+                        if (2 * q + e % 2 < n) put(row + 2 * q + e % 2, tile_out + g + e / 2 * 8, acc[e], finished());
                         acc[e] = 0.0f;
                     }
                     tile_out += OUTS;
                 }
                 unit = next_unit;
-                if (of_tiles >= end) break;
+                if (in_block >= end) break;
             }
         }
         copies.wait<0>();
@@ -333,8 +333,8 @@ template <typename F, bool SEVERAL> struct Product : FewTile {
     DEV_MEMBER u32 n_tiles() const {
         return SEVERAL ? min_of(1u << p.out_shift, (product.w.n_out - first_out) / OUTS) : 1;
     }
-    DEV_MEMBER void put(u32 row, u32 out, float sum) const {
-        FewTile::put(row, out, sum, [&](float sum, u32, float bias) { return fma(sum, scale, bias); });
+    DEV_MEMBER auto finished() const {
+        return [this](float sum, u32, float bias) { return fma(sum, scale, bias); };
     }
 
     DEV_MEMBER void run() {
@@ -343,9 +343,7 @@ template <typename F, bool SEVERAL> struct Product : FewTile {
             multiply(first);
             if constexpr (SEVERAL) continue;
             barrier();
-            store(
-                first, MOST, [&](u32 k) { return (const float*)of_wave(k); },
-                [&](float sum, u32, float bias) { return fma(sum, scale, bias); });
+            store(first, MOST, [&](u32 k) { return (const float*)of_wave(k); }, finished());
             barrier();
         }
     }

@@ -5,19 +5,25 @@
 
 mod division;
 mod made;
+mod octets;
+mod params;
 mod rows;
+mod tile;
 
 use std::sync::{Arc, OnceLock};
 
 use rocmforge_gguf::GgmlType;
 
-use self::division::{COSTS, Cost, Division, OF_FEW, WARP, is_small, out_shift_of, waves_of};
+use self::division::{Division, is_small, waves_of};
 use self::made::{LastMade, Made};
+pub(super) use self::octets::{OctetKernels, may_have_octets};
+use self::octets::{has_octets, takes_octets};
+use self::params::{HalfParams, HalfProduct};
 pub(super) use self::rows::{HalfRows, HalfRowsKernels};
+use self::tile::{COSTS, FEW_ROWS, LARGE, OCTET, OCTET_ROWS, SMALL, Tile, kind_of, tile_names};
 use super::formats::format_modules;
 use super::jobs::{FEW, Work, address, planes_or_null};
 use super::routing::{ExpertTile, Routing, TILE_ROWS, max_tiles};
-use super::rows::Weights;
 use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
@@ -27,8 +33,7 @@ use crate::memory::{Address, Buffer, Slice};
 use crate::operands::{ActFormat, Acts, RowOrder};
 use crate::variant::{MAX_ANSWER_ROWS, Variant};
 
-/// Rows of activations that are stored together, and the bytes of 64 values of them.
-const OCTET: usize = 8;
+/// Bytes of 64 values of an octet of rows.
 const OCTET_BYTES: usize = 1024;
 /// Rows of weights are padded to a multiple of this many values.
 const BLOCK: usize = 128;
@@ -41,19 +46,10 @@ const FLOATS_THREADS: u32 = 1024;
 /// Blocks of the latter that a processor runs at once.
 const BLOCKS_OF_FLOATS: usize = 2;
 
-/// With up to this many rows of experts on average, reading the weights limits: products take small tiles, so that more blocks
-/// load weights at once (`kernels/gemm/half_few.h`).
-const FEW_ROWS: usize = 16;
-/// With up to this many rows of experts on average, hardly any has more than eight.
-const OCTET_ROWS: usize = 4;
 /// With the experts of more tokens, converting the codes in each block takes longer than in a launch (H200).
 const MAX_TOKENS_OF_CODES: usize = 16;
 /// With up to this many rows, most experts fill one of the smaller tiles, of which two run at once.
 const SOME_ROWS: usize = 48;
-/// The tiles of [`TILE_ROWS`] that products of experts take.
-const SMALL: usize = 1;
-const LARGE: usize = 2;
-
 /// The most floats of a tile's sums (`SUMS` in half.h).
 const MAX_SUMS: usize = 128 * 256;
 /// The most blocks that a processor runs at once.
@@ -99,75 +95,7 @@ kernels! {
     }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct HalfProduct {
-    w: Weights,
-    bias: Address,
-    out: Address,
-    scales: Address,
-    shared: Address,
-    first_tile: u32,
-    mode: u32,
-}
-
-layout!(HalfProduct {
-    w,
-    bias,
-    out,
-    scales,
-    shared,
-    first_tile,
-    mode
-});
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct HalfParams {
-    x: Address,
-    factors: Address,
-    x_sums: Address,
-    parts: Address,
-    counters: Address,
-    tiles: Table<ExpertTile>,
-    expert_bytes: Count,
-    out_skip: Count,
-    out_stride: u32,
-    n_rows: u32,
-    n_octets: u32,
-    n_row_tiles: u32,
-    n_tiles: u32,
-    n_whole: u32,
-    n_blocks: u32,
-    n_stacked: u32,
-    early: u32,
-    out_shift: u32,
-    products: [HalfProduct; FEW],
-}
-
-layout!(HalfParams {
-    x,
-    factors,
-    x_sums,
-    parts,
-    counters,
-    tiles,
-    expert_bytes,
-    out_skip,
-    out_stride,
-    n_rows,
-    n_octets,
-    n_row_tiles,
-    n_tiles,
-    n_whole,
-    n_blocks,
-    n_stacked,
-    early,
-    out_shift,
-    products
-});
-
-const _: () = assert!(size_of::<HalfActsParams>() == 72 && size_of::<HalfParams>() == 272);
+const _: () = assert!(size_of::<HalfActsParams>() == 72);
 
 kernels! {
     /// The numbers are the rows of a tile; those of few rows have up to 32, of which the second and third multiply eight at
@@ -179,94 +107,6 @@ kernels! {
         gemm_half_64: HalfParams,
         gemm_half_128: HalfParams,
         gemm_half_256: HalfParams,
-    }
-}
-
-kernels! {
-    /// Of few rows of codes, on int8 units (`kernels/gemm/octet.h`), for each format of [`may_have_octets`]: dense ones, of
-    /// experts, and of experts with several tiles of outputs for a block.
-    struct OctetKernels {
-        gemm_octet_q4_k: HalfParams,
-        gemm_octet_q6_k: HalfParams,
-        gemm_octet_experts_q4_k: HalfParams,
-        gemm_octet_experts_q6_k: HalfParams,
-        gemm_octet_short_q4_k: HalfParams,
-        gemm_octet_short_q6_k: HalfParams,
-    }
-}
-
-/// Whether [`OctetKernels`] has one for weights of this type in tiles.
-pub(super) fn may_have_octets(ty: GgmlType) -> bool {
-    matches!(ty, GgmlType::Q4_K | GgmlType::Q6_K)
-}
-
-/// The tile of a kernel, as the image says.
-#[derive(Clone, Copy)]
-struct Tile {
-    rows: usize,
-    outs: usize,
-    threads: u32,
-    shared_bytes: u32,
-    /// Values of k of a round.
-    round: usize,
-    /// Blocks that a processor runs at once.
-    blocks: usize,
-    /// Blocks that compute a tile together.
-    cluster: usize,
-    cost: Cost,
-    /// Tiles of outputs of a block, as a power of two. `outs` is of all of them.
-    out_shift: u32,
-}
-
-impl Tile {
-    /// Reads the constants with these names.
-    fn read(
-        gpu: &Gpu,
-        module: &'static str,
-        names: [&'static str; 7],
-        cost: Cost,
-    ) -> Result<Tile, GpuError> {
-        let [rows, outs, threads, shared, round, blocks, cluster] = names;
-        Ok(Tile {
-            rows: gpu.constant(module, rows)? as usize,
-            outs: gpu.constant(module, outs)? as usize,
-            threads: gpu.constant(module, threads)?,
-            shared_bytes: gpu.constant(module, shared)?,
-            round: gpu.constant(module, round)? as usize,
-            blocks: gpu.constant(module, blocks)? as usize,
-            cluster: gpu.constant(module, cluster)? as usize,
-            cost,
-            out_shift: 0,
-        })
-    }
-
-    /// The same of blocks with several tiles of outputs.
-    fn of_tiles(self, out_shift: u32) -> Tile {
-        Tile {
-            outs: self.outs << out_shift,
-            out_shift,
-            ..self
-        }
-    }
-
-    /// The same of blocks of fewer waves, of which a processor runs more.
-    fn of_waves(self, n_waves: usize) -> Tile {
-        let threads = (WARP * n_waves) as u32;
-        Tile {
-            threads,
-            shared_bytes: self.shared_bytes / self.threads * threads,
-            blocks: self.blocks * (self.threads / threads) as usize,
-            ..self
-        }
-    }
-
-    /// Returns the tiles of a product; of experts, those of one tile of rows.
-    fn n_tiles(&self, work: &Work<'_>) -> usize {
-        let n_row_tiles = match work.experts {
-            Some(_) => 1,
-            None => work.x.n_rows.div_ceil(self.rows),
-        };
-        work.matrix.n_out.div_ceil(self.outs) * n_row_tiles
     }
 }
 
@@ -290,21 +130,6 @@ impl KernelTable for GemmHalves {
     fn each(&self, visit: &mut dyn FnMut(&dyn AnyKernel)) {
         self.kernels.each(visit);
     }
-}
-
-/// The names of the constants of each kernel's tile.
-macro_rules! tile_names {
-    ($($kernel:ident),*) => {
-        [$([
-            concat!(stringify!($kernel), "_tile_rows"),
-            concat!(stringify!($kernel), "_tile_outs"),
-            concat!(stringify!($kernel), "_tile_threads"),
-            concat!(stringify!($kernel), "_tile_shared"),
-            concat!(stringify!($kernel), "_tile_round"),
-            concat!(stringify!($kernel), "_tile_blocks"),
-            concat!(stringify!($kernel), "_tile_cluster"),
-        ]),*]
-    };
 }
 
 impl GemmHalves {
@@ -494,11 +319,11 @@ impl HalfBuffer {
 
     /// The same for products with these weights.
     pub(crate) fn beside(self, weights: &[(GgmlType, RowOrder)]) -> HalfBuffer {
-        let mut has_octets = !weights.is_empty();
-        for (ty, order) in weights {
-            has_octets &= may_have_octets(*ty) && *order == RowOrder::Tiles;
+        let mut all = weights.iter();
+        HalfBuffer {
+            has_octets: !weights.is_empty() && all.all(|&(ty, order)| has_octets(ty, order)),
+            ..self
         }
-        HalfBuffer { has_octets, ..self }
     }
 
     pub(crate) fn memory(&self) -> HalfMemory<'_> {
@@ -584,18 +409,6 @@ pub(super) fn memory<'a>(gpu: &Gpu, works: &[Work<'a>]) -> Option<HalfMemory<'a>
     works.iter().all(takes).then(|| works.first()?.x.half)?
 }
 
-/// Returns the tiles of [`TILE_ROWS`] for products of experts.
-fn kind_of(gpu: &Gpu, routing: &Routing<'_>) -> usize {
-    let is_small = match gpu.takes(Variant::RowsPrompt) {
-        true => false,
-        false => gpu.takes(Variant::RowsAnswer) || routing.has_up_to(FEW_ROWS),
-    };
-    match is_small {
-        true => SMALL,
-        false => LARGE,
-    }
-}
-
 /// Whether products of the same activations take the GEMM of few rows: up to its tile's rows, and small products of more.
 fn is_few(gpu: &Gpu, works: &[Work<'_>]) -> Result<bool, GpuError> {
     let first = &works[0];
@@ -655,22 +468,6 @@ fn takes_codes(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> bool {
     are_few && x.form == ActFormat::Q8x256 && !gpu.takes(Variant::RowsAnswer)
 }
 
-/// Whether products of these activations take their codes, if there are kernels for the weights.
-fn takes_octets(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>>) -> bool {
-    let others = [Variant::RowsPrompt, Variant::TilesWide, Variant::SplitsOn];
-    let are_few = match (gpu.takes(Variant::RowsAnswer), routing) {
-        (false, Some(routing)) => routing.has_up_to(OCTET_ROWS),
-        (false, None) => x.n_rows <= OCTET,
-        // Of any number of tokens, if the rows of the most fit an octet on average. Dense products of many would take too long.
-        (true, Some(routing)) => routing.has_up_to_with(MAX_ANSWER_ROWS, OCTET),
-        (true, None) => false,
-    };
-    are_few
-        && x.form == ActFormat::Q8x256
-        && x.half.is_some_and(|memory| memory.has_octets)
-        && !others.iter().any(|&variant| gpu.takes(variant))
-}
-
 /// How products take activations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -703,11 +500,9 @@ impl<'a> HalfActs<'a> {
     ) -> Result<HalfActs<'a>, GpuError> {
         let work = &works[0];
         let routing = work.experts.as_ref().map(|experts| &experts.routing);
-        let has_octets = |work: &Work<'_>| {
-            may_have_octets(work.matrix.ty) && work.matrix.order == RowOrder::Tiles
-        };
+        let has_octets = |work: &Work<'_>| has_octets(work.matrix.ty, work.matrix.order);
         let is_of_octets = takes_octets(gpu, &work.x, routing) && works.iter().all(has_octets);
-        let is_few = is_of_octets || is_few(gpu, works)?;
+        let is_few = is_few(gpu, works)?;
         let n_octets = n_octets(gpu, &work.x, routing);
         let way = if is_of_octets {
             Way::Octets
@@ -782,44 +577,6 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
     gpu.launch(kernel, grid, threads, 0, &params)
 }
 
-/// Returns the kernel for products with weights of one format, its tile, and how its tiles are distributed.
-fn choose_octets<'g>(
-    gpu: &'g Gpu,
-    works: &[Work<'_>],
-) -> Result<(&'g Kernel<HalfParams>, Tile, Division), GpuError> {
-    let kernels = &gpu.kernels().gemm_octet;
-    let [
-        dense_q4_k,
-        dense_q6_k,
-        experts_q4_k,
-        experts_q6_k,
-        short_q4_k,
-        short_q6_k,
-    ] = tile_names!(
-        gemm_octet_q4_k,
-        gemm_octet_q6_k,
-        gemm_octet_experts_q4_k,
-        gemm_octet_experts_q6_k,
-        gemm_octet_short_q4_k,
-        gemm_octet_short_q6_k
-    );
-    let read = |names| Tile::read(gpu, kernels.gemm_octet_q4_k.module, names, OF_FEW);
-    let tile = read(dense_q4_k)?;
-    let n_waves = waves_of(gpu, tile, works);
-    let out_shift = out_shift_of(gpu, (tile, n_waves), works);
-    let is_q6_k = works[0].matrix.ty == GgmlType::Q6_K;
-    let (kernel, names) = match (works[0].experts.is_some(), out_shift, is_q6_k) {
-        (false, _, false) => (&kernels.gemm_octet_q4_k, dense_q4_k),
-        (false, _, true) => (&kernels.gemm_octet_q6_k, dense_q6_k),
-        (true, 0, false) => (&kernels.gemm_octet_experts_q4_k, experts_q4_k),
-        (true, 0, true) => (&kernels.gemm_octet_experts_q6_k, experts_q6_k),
-        (true, _, false) => (&kernels.gemm_octet_short_q4_k, short_q4_k),
-        (true, _, true) => (&kernels.gemm_octet_short_q6_k, short_q6_k),
-    };
-    let tile = read(names)?.of_waves(n_waves).of_tiles(out_shift);
-    Ok((kernel, tile, Division::whole(tile, works)))
-}
-
 /// Launches up to [`FEW`] products of one format.
 fn multiply(
     gpu: &Gpu,
@@ -829,7 +586,7 @@ fn multiply(
     let n_rows = works[0].x.n_rows;
     let kernels = gpu.kernels().gemm_half.of(works[0].matrix.ty)?;
     let (kernel, tile, division) = match x.way {
-        Way::Octets => choose_octets(gpu, works)?,
+        Way::Octets => octets::choose(gpu, works)?,
         _ => kernels.choose(gpu, works, (x.is_few, x.has_codes()))?,
     };
     let mut n_tiles = 0;

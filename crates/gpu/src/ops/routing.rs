@@ -135,7 +135,7 @@ impl Routing<'_> {
     /// The same with another number of tokens.
     pub(super) fn has_up_to_with(&self, n_tokens: usize, n: usize) -> bool {
         let [n_experts, n_used] = [self.n_experts, self.n_used].map(|all| all - self.n_shared);
-        n_tokens.saturating_mul(n_used) <= n * n_experts
+        n_tokens * n_used <= n * n_experts
     }
 
     /// Whether a router chose some of the experts. Then rows are converted by a launch after that which wrote the routing. Tokens

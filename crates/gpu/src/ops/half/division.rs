@@ -1,61 +1,12 @@
 //! How the tiles of a product are distributed to blocks, by what they cost.
 
-use super::{SMALL, Tile, Work, kind_of};
+use super::super::jobs::Work;
+use super::tile::{Cost, SMALL, Tile, WARP, kind_of};
 use crate::gpu::Gpu;
 use crate::variant::Variant;
 
 /// A part of a tile has at least this many rounds.
 const MIN_ROUNDS: usize = 4;
-
-/// What the tiles of a kernel cost. Those of 64 rows and more are fitted to times of 73 products with Q4_K on an H100, of 96
-/// to 2,048 rows.
-#[derive(Clone, Copy)]
-pub(super) struct Cost {
-    round_us: f64,
-    /// Of a tile, beside its rounds.
-    tile_us: f64,
-    /// Of writing and reading sums, if tiles are divided.
-    parts_us: f64,
-}
-
-impl Cost {
-    /// The same where activations are sums of this many f16 numbers.
-    pub(super) fn of_parts(self, n_parts: u32) -> Cost {
-        Cost {
-            round_us: self.round_us * f64::from(n_parts),
-            ..self
-        }
-    }
-}
-
-/// Tiles of few rows are never compared with others.
-pub(super) const OF_FEW: Cost = Cost {
-    round_us: 0.0,
-    tile_us: 0.0,
-    parts_us: 0.0,
-};
-
-/// In the order of the kernels.
-pub(super) const COSTS: [Cost; 6] = [
-    OF_FEW,
-    OF_FEW,
-    OF_FEW,
-    Cost {
-        round_us: 0.55,
-        tile_us: 6.0,
-        parts_us: 10.0,
-    },
-    Cost {
-        round_us: 0.85,
-        tile_us: 5.0,
-        parts_us: 10.0,
-    },
-    Cost {
-        round_us: 1.2,
-        tile_us: 6.0,
-        parts_us: 30.0,
-    },
-];
 
 /// Numbers of rows, and for up to that many the most rounds per processor that products of the same activations may have to be
 /// small. Fitted to products of Q4_K, Q6_K and Q8_0 on an H100.
@@ -70,9 +21,6 @@ pub(super) fn is_small(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> bool {
     let rounds = |work: &Work<'_>| tile.n_tiles(work) * work.matrix.n_in.div_ceil(tile.round);
     works.iter().map(rounds).sum::<usize>() <= most * gpu.n_compute_units() as usize
 }
-
-/// Threads of a wave.
-pub(super) const WARP: usize = 32;
 
 /// Returns how many waves of a block share the k of an output, for GEMMs of few rows: the number with which all blocks take
 /// the least time, and at most one for each round.
@@ -112,24 +60,6 @@ pub(super) fn waves_of(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> usize {
         .take_while(|&n_waves| n_waves <= most)
         .min_by_key(time);
     fastest.unwrap_or(LEAST)
-}
-
-/// Returns how many tiles of outputs a block takes, as a power of two, of products of codes on int8 units with blocks of this many
-/// waves: several of experts whose rows are short, where processors have enough waves then.
-pub(super) fn out_shift_of(gpu: &Gpu, (tile, n_waves): (Tile, usize), works: &[Work<'_>]) -> u32 {
-    // In a block of as many rounds, the wait for the first weights is short. Blocks for two turns of the waves that processors run
-    // at once are enough (H200).
-    const ROUNDS: usize = 6;
-    const WAVES: usize = 2 * 20;
-    let Some(experts) = works[0].experts.filter(|_| n_waves == 1) else {
-        return 0;
-    };
-    let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
-    let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
-    let n_blocks = n_tiles * experts.routing.max_rows().min(experts.routing.n_experts);
-    let least = WAVES * gpu.n_compute_units() as usize;
-    let may_double = |shift: &u32| n_rounds << shift < ROUNDS && n_blocks >> (shift + 1) >= least;
-    (0..).find(|shift| !may_double(shift)).unwrap_or(0)
 }
 
 /// Returns how many blocks share the rounds of `n_tiles` tiles: a multiple of these, if nearly all of the device has work then.

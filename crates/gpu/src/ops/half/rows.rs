@@ -6,10 +6,10 @@ use super::super::elementwise::parameters_of;
 use super::super::norm::{ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned};
 use super::super::routing::{CombineNormParams, ExpertTile, Routing};
 use super::super::select;
-use super::division::WARP;
+use super::octets::takes_octets;
+use super::tile::{SMALL, WARP, kind_of};
 use super::{
-    HalfMemory, SMALL, factor_bytes, fits, is_of_codes, kind_of, made, n_octets, takes_codes,
-    takes_octets, value_bytes,
+    HalfMemory, factor_bytes, fits, is_of_codes, made, n_octets, takes_codes, value_bytes,
 };
 use crate::error::GpuError;
 use crate::gpu::Gpu;
