@@ -20,7 +20,7 @@ pub(super) use self::octets::{OctetKernels, may_have_octets};
 use self::octets::{has_octets, takes_octets};
 use self::params::{HalfParams, HalfProduct};
 pub(super) use self::rows::{HalfRows, HalfRowsKernels};
-use self::tile::{COSTS, FEW_ROWS, LARGE, OCTET, OCTET_ROWS, SMALL, Tile, kind_of, tile_names};
+use self::tile::{COSTS, OCTET, OCTET_ROWS, SMALL, Tile, kind_of, tile_names};
 use super::formats::format_modules;
 use super::jobs::{FEW, Work, address, planes_or_null};
 use super::routing::{ExpertTile, Routing, TILE_ROWS, max_tiles};
@@ -31,7 +31,7 @@ use crate::image::Image;
 use crate::kernel::{AnyKernel, Count, Kernel, KernelTable, Table, kernels, layout};
 use crate::memory::{Address, Buffer, Slice};
 use crate::operands::{ActFormat, Acts, RowOrder};
-use crate::variant::{MAX_ANSWER_ROWS, Variant};
+use crate::variant::Variant;
 
 /// Bytes of 64 values of an octet of rows.
 const OCTET_BYTES: usize = 1024;
@@ -277,14 +277,8 @@ fn max_octets(max_rows: usize, n_experts: Option<usize>) -> usize {
     let Some(n_experts) = n_experts else {
         return max_rows.div_ceil(OCTET);
     };
-    let with_tiles = |n_rows: usize, kind: usize| {
-        n_rows.div_ceil(OCTET) + max_tiles(n_rows, n_experts, TILE_ROWS[kind])
-    };
-    // Answers have small tiles whatever the number of rows, as many as each expert for each token. A shared expert, which has
-    // a row of each token, at most doubles the few rows.
-    const { assert!(MAX_ANSWER_ROWS >= 2 * FEW_ROWS) };
-    let few = max_rows.min(MAX_ANSWER_ROWS * n_experts);
-    with_tiles(few, SMALL).max(with_tiles(max_rows, LARGE))
+    // Answers have small tiles whatever the number of rows.
+    max_rows.div_ceil(OCTET) + max_tiles(max_rows, n_experts, TILE_ROWS[SMALL])
 }
 
 /// Bytes of the counters of divided tiles, at the start of `parts`.

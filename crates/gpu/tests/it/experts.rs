@@ -802,6 +802,27 @@ fn rows_of_answers_have_the_same_bits_in_any_company() {
     }
 }
 
+/// There is room for f16 activations of answers of any number of tokens, also where all choose all experts, as heads.
+#[test]
+fn rows_of_answers_fit_the_memory() {
+    let ty = GgmlType::Q8_0;
+    let has_units = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
+    for gpu in common::gpus_of(ty).filter(has_units) {
+        let gpu = gpu.with_variants("rows=answer".parse().unwrap());
+        let (most, n_experts) = (128, 4);
+        let shape = [most * n_experts, 256];
+        let acts = ActsBuffer::of_experts(&gpu, act_format(ty), shape, Some(n_experts)).unwrap();
+        for n_tokens in [1, 64, 109, most] {
+            let random = &mut Random(n_tokens as u64);
+            let step = Step::new([n_tokens, n_experts, n_experts], Logits::Random, random);
+            let buffer = step.route(&gpu);
+            let (routing, x) = (buffer.of(n_tokens), acts.rows(n_tokens * n_experts));
+            let takes_halves = ops::takes_halves_of_experts(&gpu, &x, &routing, ty);
+            assert!(takes_halves, "{n_tokens}");
+        }
+    }
+}
+
 /// Gate and up whose result is converted have the codes of those that are converted apart, and products of them the same bits.
 /// No launch converts them to f16.
 #[test]

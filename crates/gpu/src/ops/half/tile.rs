@@ -13,10 +13,10 @@ pub(super) const OCTET: usize = 8;
 pub(super) const OCTET_ROWS: usize = 4;
 /// With up to this many rows of experts on average, reading the weights limits: products take small tiles, so that more blocks
 /// load weights at once (`kernels/gemm/half_few.h`).
-pub(super) const FEW_ROWS: usize = 16;
+const FEW_ROWS: usize = 16;
 /// The tiles of `routing::TILE_ROWS` that products of experts take.
 pub(super) const SMALL: usize = 1;
-pub(super) const LARGE: usize = 2;
+const LARGE: usize = 2;
 
 /// Threads of a wave.
 pub(super) const WARP: usize = 32;
