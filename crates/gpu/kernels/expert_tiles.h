@@ -2,7 +2,7 @@
 #pragma once
 #include "experts.h"
 
-// Kinds of tiles, which differ in their maximum number of rows (TILE_ROWS in src/ops/routing.rs).
+// Kinds of tiles, which differ in their maximum number of rows (TILE_ROWS in src/ops/routing/buffer.rs).
 constexpr u32 N_KINDS = 3;
 
 struct TileList {

@@ -5,7 +5,7 @@
 // Expert of padding rows, and of tiles past the last one.
 constexpr u32 NO_EXPERT = 0xffffffffu;
 
-// Consecutive rows of one expert that a block of threads processes together; `ExpertTile` in src/ops/routing.rs.
+// Consecutive rows of one expert that a block of threads processes together; `ExpertTile` in src/ops/routing/buffer.rs.
 struct alignas(16) ExpertTile {
     u32 expert;
     u32 first_row;

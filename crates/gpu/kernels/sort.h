@@ -5,7 +5,7 @@
 #pragma once
 #include "route.h"
 
-// MAX_EXPERTS and SORT_THREADS in src/ops/routing.rs.
+// MAX_EXPERTS in src/ops/routing/buffer.rs, SORT_THREADS in src/ops/routing.rs.
 constexpr u32 MAX_EXPERTS = 1024, SORT_THREADS = 256;
 // Tokens that are marked at once, by a word of each thread.
 constexpr u32 MAX_MARKS = SORT_THREADS * 32;

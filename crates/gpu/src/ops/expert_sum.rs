@@ -3,7 +3,8 @@
 use super::formats::warp_size;
 use super::jobs::{ExpertProduct, Few, RawProduct, Work};
 use super::own::{OwnFew, SummedFew, acts_bytes};
-use super::routing::{Routing, Weighed};
+use super::routing::Weighed;
+use super::routing::buffer::Routing;
 use super::select;
 use crate::error::GpuError;
 use crate::gpu::Gpu;

@@ -2,7 +2,7 @@
 //! (`kernels/heads.hip`).
 
 use super::norm::{ActsOut, OCTET, acts_out, aligned};
-use super::routing::{MAX_EXPERTS, Routing, TileList};
+use super::routing::buffer::{MAX_EXPERTS, Routing, TileList};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{kernels, layout};

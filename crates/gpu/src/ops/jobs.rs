@@ -3,7 +3,7 @@
 use rocmforge_plan::act_format;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::routing::{ExpertTile, Routing};
+use super::routing::buffer::{ExpertTile, Routing};
 use super::rows::{Weights, planes};
 use crate::kernel::{Count, Table, layout};
 use crate::memory::{Address, Slice};

@@ -55,8 +55,9 @@ pub(crate) use formats::check_format;
 pub use gemm::{matmul, matmul_tiled};
 pub use gemv::{MAX_ROWS, matvec, matvec_gated};
 pub(crate) use group::{Conversion, Group, GroupedProduct};
-pub(crate) use half::HalfBuffer;
-pub use half::{HalfMemory, takes_halves, takes_halves_of_experts};
+pub(crate) use half::memory::HalfBuffer;
+pub use half::memory::HalfMemory;
+pub use half::{takes_halves, takes_halves_of_experts};
 pub use half_cache::half_cache_bytes;
 pub use heads::{check_split, join_heads, quantize_heads};
 pub use jobs::{ExpertProduct, Gated, Product};
@@ -84,10 +85,10 @@ pub use rope_kv::{
     rope_to,
 };
 pub use router::{RouterRow, route_row, routes_row};
+pub use routing::buffer::{ExpertTile, MAX_EXPERTS, Routing, RoutingBuffer, check_experts};
 pub use routing::{
-    ExpertGroups, ExpertScores, ExpertTile, ExpertVectors, ExpertWeights, MAX_EXPERTS, Router,
-    Routing, RoutingBuffer, SharedWeight, Weighed, check_experts, check_router, combine_and_norm,
-    combine_experts, quantize_choices, quantize_experts, route,
+    ExpertGroups, ExpertScores, ExpertVectors, ExpertWeights, Router, SharedWeight, Weighed,
+    check_router, combine_and_norm, combine_experts, quantize_choices, quantize_experts, route,
 };
 pub use rows::{dequantize, dequantize_f16, get_rows, packed_bytes, repack};
 pub use sample::{

@@ -3,9 +3,9 @@
 use rocmforge_gguf::GgmlType;
 
 use super::norm::{BLOCK_THREADS, NormParams, is_of_block, rms_norm_params};
+use super::routing::buffer::Routing;
 use super::routing::{
-    ExpertVectors, MAX_FEW_CHOICES, RouteParams, Router, Routing, SharedWeight, is_simple,
-    route_params,
+    ExpertVectors, MAX_FEW_CHOICES, RouteParams, Router, SharedWeight, is_simple, route_params,
 };
 use super::rows::Weights;
 use super::select;

@@ -16,9 +16,10 @@ pub(super) use self::gemv::{
     split, summed_gemv, virtual_split,
 };
 use super::gemv::MAX_ROWS;
-use super::half::{self, HalfMemory};
+use super::half;
+use super::half::memory::{HalfMemory, MAX_ROWS_BESIDE_OCTETS, may_have_octets};
 use super::jobs::{One, Work};
-use super::routing::{ExpertTile, Routing, TILE_ROWS};
+use super::routing::buffer::{ExpertTile, Routing, TILE_ROWS};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{AnyKernel, Kernel, KernelTable, kernels};
@@ -39,9 +40,6 @@ const LARGE_TILE_ROWS: usize = 64;
 /// With f16 activations, dense products of more rows than this are GEMMs: as fast as a GEMV of 4 rows (H200).
 const MAX_ROWS_BESIDE_HALVES: usize = 4;
 
-/// The same where GEMM takes codes on int8 units, which is faster (H200).
-pub(super) const MAX_ROWS_BESIDE_OCTETS: usize = 2;
-
 /// Returns the fastest order of rows of a matrix `[n_out, n_in]` for decode steps of up to `max_rows` rows. Only quantized
 /// matrices of whole tiles lie in them, on GPUs with kernels for f16 activations, the only ones on which tiles were measured.
 ///
@@ -49,7 +47,7 @@ pub(super) const MAX_ROWS_BESIDE_OCTETS: usize = 2;
 pub fn row_order(gpu: &Gpu, ty: GgmlType, [n_out, n_in]: [usize; 2], max_rows: usize) -> RowOrder {
     let is_quantized = ty.block_len() > 1;
     let is_whole = RowOrder::is_whole(n_out, n_in);
-    let most_gemv_rows = match half::may_have_octets(ty) {
+    let most_gemv_rows = match may_have_octets(ty) {
         true => MAX_ROWS_BESIDE_OCTETS,
         false => MAX_ROWS_BESIDE_HALVES,
     };

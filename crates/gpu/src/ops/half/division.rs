@@ -1,7 +1,8 @@
 //! How the tiles of a product are distributed to blocks, by what they cost.
 
 use super::super::jobs::Work;
-use super::tile::{Cost, SMALL, Tile, WARP, kind_of};
+use super::super::routing::buffer::SMALL;
+use super::tile::{Cost, Tile, WARP, kind_of};
 use crate::gpu::Gpu;
 use crate::variant::Variant;
 

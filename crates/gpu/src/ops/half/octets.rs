@@ -3,18 +3,19 @@
 use rocmforge_gguf::GgmlType;
 
 use super::super::jobs::Work;
-use super::super::routing::Routing;
+use super::super::routing::buffer::Routing;
 use super::division::{Division, waves_of};
+use super::memory::OCTET;
 use super::params::HalfParams;
-use super::tile::{OCTET, OCTET_ROWS, OF_FEW, Tile, tile_names};
+use super::tile::{OCTET_ROWS, OF_FEW, Tile, tile_names};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, kernels};
-use crate::operands::{ActFormat, Acts, RowOrder};
+use crate::operands::{ActFormat, Acts};
 use crate::variant::{MAX_ANSWER_ROWS, Variant};
 
 kernels! {
-    /// Of few rows of codes, on int8 units (`kernels/gemm/octet.h`), for each format of [`may_have_octets`]: dense ones, of
+    /// Of few rows of codes, on int8 units (`kernels/gemm/octet.h`), for each format of `may_have_octets`: dense ones, of
     /// experts, and of experts with several tiles of outputs for a block.
     struct OctetKernels {
         gemm_octet_q4_k: HalfParams,
@@ -24,16 +25,6 @@ kernels! {
         gemm_octet_short_q4_k: HalfParams,
         gemm_octet_short_q6_k: HalfParams,
     }
-}
-
-/// Whether [`OctetKernels`] has one for weights of this type in tiles.
-pub(in crate::ops) fn may_have_octets(ty: GgmlType) -> bool {
-    matches!(ty, GgmlType::Q4_K | GgmlType::Q6_K)
-}
-
-/// The same for weights in this order of rows.
-pub(super) fn has_octets(ty: GgmlType, order: RowOrder) -> bool {
-    may_have_octets(ty) && order == RowOrder::Tiles
 }
 
 /// Whether products of these activations take their codes, if there are kernels for the weights.

@@ -1,7 +1,7 @@
 //! What the GEMM kernels of this module take (`kernels/gemm/half.h`).
 
 use super::super::jobs::FEW;
-use super::super::routing::ExpertTile;
+use super::super::routing::buffer::ExpertTile;
 use super::super::rows::Weights;
 use crate::kernel::{Count, Table, layout};
 use crate::memory::Address;

@@ -4,13 +4,13 @@
 
 use super::super::elementwise::parameters_of;
 use super::super::norm::{ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned};
-use super::super::routing::{CombineNormParams, ExpertTile, Routing};
+use super::super::routing::CombineNormParams;
+use super::super::routing::buffer::{ExpertTile, Routing, SMALL};
 use super::super::select;
+use super::memory::{HalfMemory, factor_bytes, value_bytes};
 use super::octets::takes_octets;
-use super::tile::{SMALL, WARP, kind_of};
-use super::{
-    HalfMemory, factor_bytes, fits, is_of_codes, made, n_octets, takes_codes, value_bytes,
-};
+use super::tile::{WARP, kind_of};
+use super::{fits, is_of_codes, made, n_octets, takes_codes};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernel::{Kernel, Table, kernels, layout};

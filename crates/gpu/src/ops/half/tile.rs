@@ -1,23 +1,16 @@
 //! The tiles of GEMM kernels, what they cost, and those of the routing that products of experts take.
 
 use super::super::jobs::Work;
-use super::super::routing::Routing;
+use super::super::routing::buffer::{LARGE, Routing, SMALL};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::variant::Variant;
-
-/// Rows of activations that are stored together.
-pub(super) const OCTET: usize = 8;
 
 /// With up to this many rows of experts on average, hardly any has more than eight.
 pub(super) const OCTET_ROWS: usize = 4;
 /// With up to this many rows of experts on average, reading the weights limits: products take small tiles, so that more blocks
 /// load weights at once (`kernels/gemm/half_few.h`).
 const FEW_ROWS: usize = 16;
-/// The tiles of `routing::TILE_ROWS` that products of experts take.
-pub(super) const SMALL: usize = 1;
-const LARGE: usize = 2;
-
 /// Threads of a wave.
 pub(super) const WARP: usize = 32;
 
