@@ -175,6 +175,13 @@ DEV void mma_s8(i32* c, Words<2> a, u32 b0) {
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a.v[0]), "r"(a.v[1]), "r"(b0));
 }
+// f32 numbers, of whose mantissas 11 bits count.
+DEV void mma_tf32(float* c, Words<4> a, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b0), "r"(b1));
+}
 DEV void mma_f16(float* c, Words<4> a, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -192,6 +199,12 @@ DEV void mma_s8(i32* c, Words<4> a, u32 b0, u32 b1) {
     host::mma_m16n8<i8, 2>(c, a.v, b);
 }
 DEV void mma_s8(i32* c, Words<2> a, u32 b0) { host::mma_m16n8<i8, 1>(c, a.v, &b0); }
+DEV void mma_tf32(float* c, Words<4> a, u32 b0, u32 b1) {
+    constexpr u32 COUNTS = 0xffffe000u;
+    u32 b[2] = {b0 & COUNTS, b1 & COUNTS};
+    for (u32& word : a.v) word &= COUNTS;
+    host::mma_m16n8<float, 2>(c, a.v, b);
+}
 DEV void mma_f16(float* c, Words<4> a, u32 b0, u32 b1) {
     u32 b[2] = {b0, b1};
     host::mma_m16n8<f16, 2>(c, a.v, b);

@@ -44,6 +44,9 @@ template <> struct SumOf<i8> {
 template <> struct SumOf<f16> {
     using Type = float;
 };
+template <> struct SumOf<float> {
+    using Type = float;
+};
 
 // Converts N values to the type of their sums.
 template <typename T, u32 N> static void widen(const void* from, typename SumOf<T>::Type* to) {

@@ -23,7 +23,7 @@ use super::router::RouterKernels;
 use super::routing::ExpertsKernels;
 use super::rows::RowsKernels;
 use super::sample::{SampleAllKernels, SampleKernels};
-use super::select::{FewFloatsKernels, Gemms, GemvKernels, GemvWideKernels};
+use super::select::{FewFloatsKernels, Gemms, GemvKernels, GemvWideKernels, ManyFloatsKernels};
 use super::step_io::StepIoKernels;
 use super::streams::StreamsKernels;
 use super::tile::TileKernels;
@@ -84,6 +84,7 @@ modules! {
         half_rows: HalfRowsKernels,
         heads: HeadsKernels,
         linear_layer: LinearLayerKernels,
+        many_floats: ManyFloatsKernels,
         mask: MaskKernels,
         mma: TileKernels,
         mxfp6: Mxfp6Kernels,

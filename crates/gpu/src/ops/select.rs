@@ -4,12 +4,14 @@
 //! The rules depend on shapes only, so that a product has the same bits on every run. Tuning may replace a choice by one
 //! with the same order of additions. Forced variants override both.
 
+mod floats;
 mod gemv;
 
 use std::sync::OnceLock;
 
 use rocmforge_gguf::GgmlType;
 
+pub(super) use self::floats::{FewFloatsKernels, ManyFloatsKernels};
 pub(crate) use self::gemv::gemv_choices;
 pub(super) use self::gemv::{
     GemvKernels, GemvWideKernels, Waves, gemv, listed_gemv, n_blocks, own_gemv, shared_bytes,
@@ -106,37 +108,6 @@ kernels! {
         gemm_tiled_large: One,
         gemm_tiled_flat: One,
     }
-}
-
-kernels! {
-    struct FewFloatsKernels {
-        few_floats: One,
-    }
-}
-
-/// The tile of `few_floats`, and the most rows and outputs of its products. A GEMM of more has enough blocks.
-const FEW_FLOATS: GemmTile = GemmTile {
-    rows: 8,
-    outs: 8,
-    threads: 256,
-    shared_bytes: 0,
-    order: 0,
-};
-const MAX_FEW_FLOATS: [usize; 2] = [64, 1024];
-
-/// Whether a product is one of few rows and outputs with F32 weights.
-fn is_of_few_floats(gpu: &Gpu, work: &Work<'_>) -> bool {
-    let [n_rows, n_out] = MAX_FEW_FLOATS;
-    let others = [
-        Variant::RowsPrompt,
-        Variant::TilesLarge,
-        Variant::TilesSmall,
-    ];
-    work.matrix.ty == GgmlType::F32
-        && work.experts.is_none()
-        && work.x.n_rows <= n_rows
-        && work.matrix.n_out <= n_out
-        && !others.iter().any(|&variant| gpu.takes(variant))
 }
 
 /// The output tile of a block of a GEMM kernel, as the image says.
@@ -292,15 +263,15 @@ pub(super) fn gemm<'k>(
     if let Some(experts) = &work.experts {
         return gemms.of_experts(gpu, &experts.routing);
     }
-    if forced.is_none() && is_of_few_floats(gpu, work) {
+    let n_rows = work.x.n_rows;
+    if let (None, Some((kernel, tile))) = (forced, floats::of_small_matrix(gpu, matrix, n_rows)) {
         return Ok(Gemm {
-            kernel: &gpu.kernels().few_floats.few_floats,
-            tile: FEW_FLOATS,
+            kernel,
+            tile,
             order: BlockOrder::OutputsFirst,
             tiles: None,
         });
     }
-    let n_rows = work.x.n_rows;
     let (mut tiles, mut order) = (forced, BlockOrder::OutputsFirst);
     if let Some(Choice::Matmul {
         tiles: tuned_tiles,
@@ -352,7 +323,7 @@ pub(crate) fn gemm_choices(
         MatmulTiles::Small => MatmulTiles::Large,
     };
     let mut all = vec![usual];
-    if half::has_kernels(gpu, matrix.ty) {
+    if half::has_kernels(gpu, matrix.ty) || floats::of_small_matrix(gpu, matrix, n_rows).is_some() {
         let choice = Choice::Matmul {
             tiles: usual,
             order: BlockOrder::OutputsFirst,

@@ -403,6 +403,42 @@ fn few_rows_of_f32() {
     }
 }
 
+/// More rows of a small F32 matrix have one on Hopper.
+#[test]
+fn many_rows_of_f32() {
+    for shape in [[65, 35, 130], [129, 33, 327], [70, 128, 1096], [80, 8, 4]] {
+        let case = Case {
+            ty: GgmlType::F32,
+            shape,
+            fill: Fill::Random,
+            codes: Codes::Random,
+        };
+        let problem = case.problem();
+        let [n_rows, n_out, n_in] = shape;
+        let has_units = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
+        for gpu in common::gpus().filter(has_units) {
+            let run = |x: &Acts<'_>, products: &[Product<'_>]| {
+                let mut trace = Trace::new(&gpu);
+                let origin = Event::new(&gpu).unwrap();
+                origin.record().unwrap();
+                trace.record(|| matmul(&gpu, x, &products[0])).unwrap();
+                gpu.synchronize().unwrap();
+                let times = trace.times(&origin).unwrap();
+                assert_eq!(times[0].kernel, "many_floats");
+            };
+            case.check(&gpu, &problem, &run);
+            let packed = Packed::new(&gpu, case.ty, n_out, n_in, &problem.file);
+            let bits = |rows: Range<usize>| {
+                bits_of(&gpu, &packed, &problem.x.rows(rows), &|x, product| {
+                    matmul(&gpu, x, product).unwrap();
+                })
+            };
+            let all = bits(0..n_rows);
+            assert!(bits(0..65) == all[..65 * n_out], "{shape:?}");
+        }
+    }
+}
+
 /// The same products by every kernel choice, below and above the largest number of GEMV rows.
 #[test]
 fn every_kernel_choice() {
