@@ -6,9 +6,12 @@
 // quantize_half:     quantize, or quantize_rows without weights.
 // gated_half:        quantize_gated.
 //
-// A block has a row. Of a wide one that is not of an expert, quantize_half and gated_half give equal parts to the blocks of a
+// quantize_octets:   the same as quantize_half for experts' rows in the order of B of wgmma. A block has an octet of rows of a tile,
+//                    each of them a wave, and writes 128 bytes at a time.
+//
+// Else a block has a row. Of a wide one that is not of an expert, quantize_half and gated_half give equal parts to the blocks of a
 // cluster. Codes are in shared memory at first, since the row's factor follows from all scales.
-// Shared memory: a block's number of values * (1 + 4 / block + 2 / 16) bytes.
+// Shared memory: a block's number of values * (1 + 4 / block + 2 / 16) bytes; of octets, `row_bytes` for each row.
 #include "activation.h"
 #include "combine.h"
 #include "gemm/half_tile.h"
@@ -105,9 +108,7 @@ template <u32 BLOCK> struct RowCodes {
                 const float scale = here.scales[(at - first) / BLOCK];
                 const u32x2 low = halves_of(codes.v[0], scale * up), high = halves_of(codes.v[1], scale * up);
                 piece = {{low.v[0], low.v[1], high.v[0], high.v[1]}};
-                *(u32x2*)(out.codes + base + at) = codes;
-                if (at % 16 == 0) out.sums[(base + at) / 16] = here.sums[(at - first) / 16];
-                if (at % BLOCK == 0) out.scales[(base + at) / BLOCK] = scale;
+                copy(out, base, at);
             }
             if (!half.is_few) continue;
             // Of 128 values a lane multiplies 32, in two blocks of 64 values of k, and in each half of a block two products.
@@ -117,20 +118,30 @@ template <u32 BLOCK> struct RowCodes {
         if (!half.is_few) store_wide(half, up, place, width, end);
     }
 
+    // Writes the codes of eight values, and what belongs to them.
+    DEV_MEMBER void copy(const ActsOut& out, u64 base, u32 at) const {
+        *(u32x2*)(out.codes + base + at) = *(const u32x2*)(here.codes + at - first);
+        if (at % 16 == 0) out.sums[(base + at) / 16] = here.sums[(at - first) / 16];
+        if (at % BLOCK == 0) out.scales[(base + at) / BLOCK] = here.scales[(at - first) / BLOCK];
+    }
+
     // Writes the values, multiplied by `up`, in the order of B of wgmma.
     DEV_MEMBER void store_wide(const HalfOut& half, float up, u32 place, u32 width, u32 end) const {
-        for (u32 i = first / 16 + tid(); i < end / 16; i += n_waves() * WARP_SIZE) {
-            const u32 block = i / 8, s = i % 8;
-            Pairs pairs = {};
+        for (u32 i = first / 16 + tid(); i < end / 16; i += n_waves() * WARP_SIZE)
+            store_product(half, up, place, width, i);
+    }
+    // The same of those of a product of 16 values of k.
+    DEV_MEMBER void store_product(const HalfOut& half, float up, u32 place, u32 width, u32 i) const {
+        const u32 block = i / 8, s = i % 8;
+        Pairs pairs = {};
 #pragma unroll
-            for (u32 q = 0; q < 4; q++) {
-                const u32 at = block * 128 + 32 * q + 4 * s;
-                if (at >= width) continue;
-                const u32x2 halves = halves_of(*(const u32*)(here.codes + at - first), here.scales[(at - first) / BLOCK] * up);
-                pairs.first.v[q] = halves.v[0], pairs.second.v[q] = halves.v[1];
-            }
-            store_of_b(place_of_product(half.x, half.n_octets, place / 8, block, s), place % 8, s, pairs);
+        for (u32 q = 0; q < 4; q++) {
+            const u32 at = block * 128 + 32 * q + 4 * s;
+            if (at >= width) continue;
+            const u32x2 halves = halves_of(*(const u32*)(here.codes + at - first), here.scales[(at - first) / BLOCK] * up);
+            pairs.first.v[q] = halves.v[0], pairs.second.v[q] = halves.v[1];
         }
+        store_of_b(place_of_product(half.x, half.n_octets, place / 8, block, s), place % 8, s, pairs);
     }
 };
 
@@ -234,3 +245,71 @@ KERNEL(quantize_half_q8x32, QuantizeHalfParams, MAX_THREADS) { quantize_half<32,
 KERNEL(quantize_half_q8x256, QuantizeHalfParams, MAX_THREADS) { quantize_half<256, false>(p); }
 KERNEL(gated_half_q8x32, QuantizeHalfParams, MAX_THREADS) { quantize_half<32, true>(p); }
 KERNEL(gated_half_q8x256, QuantizeHalfParams, MAX_THREADS) { quantize_half<256, true>(p); }
+
+constexpr u32 ROWS = 8, OCTETS_THREADS = ROWS * WARP_SIZE;
+
+// Bytes of a row of n values in shared memory. Rows begin in different banks.
+template <u32 BLOCK> DEV u32 row_bytes(u32 n) { return div_up(n + n / BLOCK * 4 + n / 16 * 2 - 16, 128u) * 128 + 16; }
+
+template <u32 BLOCK> DEV void quantize_octets(const QuantizeHalfParams& p) {
+    DYNAMIC_SHARED(u8, memory);
+    SHARED(float, ups, ROWS);
+    // The octet's first row, and the end of its tile's.
+    SHARED(u32, of_tile, 2);
+    const u32 octet = bid_x(), width = p.width;
+    if (tid() == 0) of_tile[1] = 0;
+    shared_barrier();
+    for (u32 t = tid(); t < p.half.n_tiles; t += OCTETS_THREADS) {
+        const auto tile = bits<ExpertTile>(load16(p.half.tiles + t));
+        const u32 in_tile = octet - first_octet(tile, t);
+        if (in_tile >= div_up(tile.n_rows, ROWS)) continue;
+        of_tile[0] = tile.first_row + ROWS * in_tile, of_tile[1] = tile.first_row + tile.n_rows;
+    }
+    shared_barrier();
+    const u32 end_row = of_tile[1];
+    if (end_row == 0) return;
+    const u32 first_row = of_tile[0], stride = row_bytes<BLOCK>(p.n_values), mine = uniform(wave()),
+              row = first_row + mine;
+    if (row < end_row) {
+        const auto codes = RowCodes<BLOCK>::of(memory + mine * stride, p.n_values);
+        const u64 from = (u64)(p.tokens ? uniform(p.tokens[row]) : row) * width;
+        // Loads that are under way together.
+        constexpr u32 AT_ONCE = 2, OF_WAVE = WARP_SIZE * OCTET;
+        for (u32 start = 0; start < p.n_values; start += AT_ONCE * OF_WAVE) {
+            Octet values[AT_ONCE];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                values[i] = load_octet(p.x + from, start + i * OF_WAVE + lane() * OCTET, width, p.aligned);
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                const u32 first = start + i * OF_WAVE;
+                if (first < p.n_values)
+                    FormQ8<BLOCK>::put(codes.here, 0, first + lane() * OCTET, width, p.aligned, values[i]);
+            }
+        }
+        wave_barrier(memory + mine * stride, stride);
+        // Of a member that store() called, too, that would take more registers.
+        u32 largest = 0;
+        for (u32 i = lane(); i < width / BLOCK; i += WARP_SIZE)
+            largest = max_of(largest, bits<u32>(codes.here.scales[i]) & 0x7fffffffu);
+        const float up = up_of_scales(wave_max(largest));
+        if (lane() == 0) ups[mine] = up, p.half.factors[row] = 1.0f / up;
+        for (u32 at = lane() * OCTET; at < width; at += WARP_SIZE * OCTET) codes.copy(p.out, (u64)row * width, at);
+    }
+    shared_barrier();
+    const u32 of_thread = tid() % ROWS;
+    if (first_row + of_thread >= end_row) return;
+    const auto codes = RowCodes<BLOCK>::of(memory + of_thread * stride, p.n_values);
+    for (u32 i = tid() / ROWS; i < padded(width) / 16; i += OCTETS_THREADS / ROWS)
+        codes.store_product(p.half, ups[of_thread], octet * ROWS + of_thread, width, i);
+}
+
+// So few registers that a processor runs five blocks.
+#if defined(GPU_NV)
+#define OCTETS_KERNEL(NAME)                                                                                            \
+    KERNEL_WITH(NAME, QuantizeHalfParams, launch_bounds(OCTETS_THREADS, 5), let_successor_start())
+#else
+#define OCTETS_KERNEL(NAME) KERNEL(NAME, QuantizeHalfParams, OCTETS_THREADS)
+#endif
+OCTETS_KERNEL(quantize_octets_q8x32) { quantize_octets<32>(p); }
+OCTETS_KERNEL(quantize_octets_q8x256) { quantize_octets<256>(p); }

@@ -316,7 +316,7 @@ pub fn quantize_experts(
     assert_eq!(x.len(), routing.n_tokens * width, "[n_tokens, width]");
     assert_eq!(out.n_rows, routing.max_rows(), "one row per choice");
     if weighed == Weighed::Outputs
-        && let Some(rows) = HalfRows::new(gpu, out, Some(routing))
+        && let Some(rows) = HalfRows::of_tokens(gpu, out, routing)
     {
         return rows.quantize_tokens(gpu, x);
     }

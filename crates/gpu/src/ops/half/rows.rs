@@ -1,13 +1,14 @@
 //! Quantization that also writes what GEMM takes: f16 activations, with the bits that a launch of `half_acts_*` would give them
 //! (`kernels/hopper/half_rows.hip`). Of many rows, two launches take less time, since the second one starts while the first
-//! runs; but not those after gate and up of experts, which are three with the gate's (H200).
+//! runs; but not of tokens for their experts, where each row would be converted for each of these, nor after gate and up, where
+//! they would be three with the gate's (H200).
 
 use super::super::elementwise::parameters_of;
 use super::super::norm::{ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned};
 use super::super::routing::CombineNormParams;
 use super::super::routing::buffer::{ExpertTile, Routing, SMALL};
 use super::super::select;
-use super::memory::{HalfMemory, factor_bytes, value_bytes};
+use super::memory::{HalfMemory, OCTET as ROWS, factor_bytes, value_bytes};
 use super::octets::takes_octets;
 use super::tile::{WARP, kind_of};
 use super::{fits, is_of_codes, made, n_octets, takes_codes};
@@ -20,6 +21,9 @@ use crate::variant::Variant;
 
 /// The most threads of a block.
 const MAX_THREADS: usize = 1024;
+
+/// Threads of a block with an octet of rows: a wave for each.
+const OCTET_THREADS: u32 = (ROWS * WARP) as u32;
 
 /// Rows with more octets than twice this number are divided among blocks of about as many threads.
 const THREADS_OF_SEVERAL: usize = 256;
@@ -34,6 +38,8 @@ const MAX_ROWS_OF_ANSWERS: usize = 64;
 
 /// Codes of longer rows would leave no room for other blocks.
 const MAX_SHARED_BYTES: usize = 64 << 10;
+/// The same of an octet of rows.
+const MAX_OCTET_BYTES: usize = 96 << 10;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -119,6 +125,8 @@ kernels! {
         quantize_half_q8x256: QuantizeHalfParams,
         gated_half_q8x32: QuantizeHalfParams,
         gated_half_q8x256: QuantizeHalfParams,
+        quantize_octets_q8x32: QuantizeHalfParams,
+        quantize_octets_q8x256: QuantizeHalfParams,
     }
 }
 
@@ -157,6 +165,17 @@ impl<'a> HalfRows<'a> {
         routing: &Routing<'a>,
     ) -> Option<HalfRows<'a>> {
         HalfRows::any(gpu, out, Some(routing))
+    }
+
+    /// The same for the rows of tokens, unless these are many and too wide for `quantize_octets_*`.
+    pub(in crate::ops) fn of_tokens(
+        gpu: &Gpu,
+        out: &Acts<'a>,
+        routing: &Routing<'a>,
+    ) -> Option<HalfRows<'a>> {
+        let are_few = kind_of(gpu, routing) == SMALL;
+        HalfRows::any(gpu, out, Some(routing))
+            .filter(|rows| are_few || rows.octet_bytes().is_some())
     }
 
     fn any(gpu: &Gpu, out: &Acts<'a>, routing: Option<&Routing<'a>>) -> Option<HalfRows<'a>> {
@@ -242,7 +261,23 @@ impl<'a> HalfRows<'a> {
         x: Slice<'_, f32>,
     ) -> Result<(), GpuError> {
         let routing = self.routing.as_ref().expect("the rows are of experts");
-        self.quantize_of(gpu, x, routing.tokens.address())
+        let tokens = routing.tokens.address();
+        let Some(shared) = self.octet_bytes() else {
+            return self.quantize_of(gpu, x, tokens);
+        };
+        let kernels = &gpu.kernels().half_rows;
+        let kernel = self.of_form(
+            &kernels.quantize_octets_q8x32,
+            &kernels.quantize_octets_q8x256,
+        );
+        let params = QuantizeHalfParams {
+            tokens,
+            ..self.params(gpu, [x.address(), Address::NULL])?
+        };
+        let grid = [self.half.n_octets, 1, 1];
+        gpu.launch(kernel, grid, OCTET_THREADS, shared, &params)?;
+        self.remember(gpu);
+        Ok(())
     }
 
     fn quantize_of(&self, gpu: &Gpu, x: Slice<'_, f32>, tokens: Address) -> Result<(), GpuError> {
@@ -319,6 +354,15 @@ impl<'a> HalfRows<'a> {
         gpu.launch_clusters(kernel, clusters, threads, shared, params)?;
         self.remember(gpu);
         Ok(())
+    }
+
+    /// Bytes of shared memory for a block with an octet of experts' rows (`row_bytes` in `half_rows.hip`), if these are many and an
+    /// octet fits.
+    fn octet_bytes(&self) -> Option<u32> {
+        let n_values = self.out.width.next_multiple_of(UNIT);
+        let row = (shared_bytes(self.out.form, n_values) - 16).next_multiple_of(128) + 16;
+        let is_wide = self.routing.is_some() && self.half.is_few == 0;
+        (is_wide && ROWS * row <= MAX_OCTET_BYTES).then_some((ROWS * row) as u32)
     }
 
     /// The kernel of the two that makes codes of the activations' form.
