@@ -14,6 +14,13 @@ DEV u32 early_word(const u32* at) {
 #endif
 }
 
+// For a kernel that never waited for what it reads: later loads see what was complete when it started, not what the L1 cache holds.
+DEV void see_what_was_written() {
+#if defined(GPU_NV)
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+
 // 16 bytes at an aligned address.
 DEV u32x4 early16(const void* at) {
 #if defined(GPU_NV)

@@ -118,7 +118,7 @@ DEV void let_successor_start() {}
 // Where kernels overlap (programmatic dependent launch), a kernel's blocks start while the last blocks of its
 // predecessor still run, which hides the time to start. Each thread waits for the end of the predecessor before it
 // reads its results or writes anything, and then lets the next kernel start. Weights may be read before, since a launch after
-// kernels that write them does not overlap (src/launch.rs), and what early.h says.
+// kernels that write them does not overlap (src/launch.rs), and what early.h says. A product may run beside another (gemm/half.h).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define OVERLAPS
 DEV void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

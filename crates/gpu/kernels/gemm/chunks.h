@@ -7,19 +7,23 @@
 #include "quant.h"
 #include "team.h"
 
-// Two chunks of format F for each of THREADS threads and DEPTH rounds.
-template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
+// Chunks of format F in two rows for each of THREADS threads and DEPTH rounds: N of each row, of which the next one is four chunks
+// further.
+template <typename F, u32 THREADS, u32 DEPTH, u32 N = 1> struct Chunks {
     // Bytes of a field: smaller ones are copied with their neighbours.
     template <typename P> static constexpr u32 SIZE = sizeof(P) < 4 ? 4 : sizeof(P);
     static constexpr u32 size(u32 k) { return F::PLANES[k].bytes < 4 ? 4 : F::PLANES[k].bytes; }
     static constexpr u32 sharers(u32 k) { return min_of(4u, F::PLANES[k].values / 32); }
-    // Where the field of a plane is, of all threads.
-    static constexpr u32 offset(u32 k) {
-        return k == 0 ? 0 : offset(k - 1) + THREADS / sharers(k - 1) * size(k - 1);
-    }
+    // How many fields of a plane a thread has, and the bytes of one of each thread.
+    static constexpr u32 fields(u32 k) { return F::PLANES[k].values < 128 * N ? N : 1; }
+    static constexpr u32 bytes(u32 k) { return THREADS / sharers(k) * size(k); }
+    // Where the fields of a plane are, of all threads.
+    static constexpr u32 offset(u32 k) { return k == 0 ? 0 : offset(k - 1) + fields(k - 1) * bytes(k - 1); }
     static constexpr u32 ROW_BYTES = offset(F::N_PLANES), SHARED = DEPTH * 2 * ROW_BYTES;
     template <u32 K> static constexpr u32 SHARERS = sharers(K);
     template <u32 K> static constexpr u32 OFFSET = offset(K);
+    template <u32 K> static constexpr u32 FIELDS_OF = fields(K);
+    template <u32 K> static constexpr u32 BYTES_OF = bytes(K);
 
     u8* memory;
     // Which of the THREADS this one is.
@@ -33,9 +37,13 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
         u32 thread;
         bool valid, any;
         template <u32 K, typename P> DEV_MEMBER void on(P&) const {
-            const u64 at = (u64)row.template field<K>(chunk), from = sizeof(P) < 4 ? at & ~3ull : at;
             const bool mine = any && lane() % SHARERS<K> == 0;
-            copy<SIZE<P>>(to + OFFSET<K> + thread / SHARERS<K> * SIZE<P>, (const void*)from, valid, mine);
+#pragma unroll
+            for (u32 i = 0; i < FIELDS_OF<K>; i++) {
+                const u64 at = (u64)row.template field<K>(chunk + 4 * i), from = sizeof(P) < 4 ? at & ~3ull : at;
+                copy<SIZE<P>>(to + OFFSET<K> + i * BYTES_OF<K> + thread / SHARERS<K> * SIZE<P>, (const void*)from,
+                              valid, mine);
+            }
         }
     };
     // Makes the shared fields of a wave visible to all its lanes.
@@ -44,16 +52,19 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
         u32 thread;
         template <u32 K, typename P> DEV_MEMBER void on(P&) const {
             constexpr u32 BYTES = WARP_SIZE / SHARERS<K> * SIZE<P>;
-            if constexpr (SHARERS<K> > 1) wave_barrier(memory + OFFSET<K> + thread / WARP_SIZE * BYTES, BYTES);
+            if constexpr (SHARERS<K> > 1)
+#pragma unroll
+                for (u32 i = 0; i < FIELDS_OF<K>; i++)
+                    wave_barrier(memory + OFFSET<K> + i * BYTES_OF<K> + thread / WARP_SIZE * BYTES, BYTES);
         }
     };
     struct Take {
         const Block<F, Planes>& row;
         u32 chunk;
         const u8* from;
-        u32 thread;
+        u32 thread, n_th;
         template <u32 K, typename P> DEV_MEMBER void on(P& field) const {
-            const u8* at = from + OFFSET<K> + thread / SHARERS<K> * SIZE<P>;
+            const u8* at = from + OFFSET<K> + n_th % FIELDS_OF<K> * BYTES_OF<K> + thread / SHARERS<K> * SIZE<P>;
             if constexpr (sizeof(P) == 16) field = bits<P>(*(const u32_vec4*)at);
             else if constexpr (sizeof(P) == 8) field = bits<P>(*(const u32_vec2*)at);
             else if constexpr (sizeof(P) == 4) field = *(const P*)at;
@@ -69,16 +80,20 @@ template <typename F, u32 THREADS, u32 DEPTH> struct Chunks {
             none.fields(Begin{rows[i], valid ? chunk : 0, memory + (2 * place + i) * ROW_BYTES, thread, valid, any});
         }
     }
-    // Waits for the round after which DEPTH - 1 others ended, and returns its chunks.
-    DEV_MEMBER void take(F (&to)[2], const Block<F, Planes> (&rows)[2], u32 place, u32 chunk) const {
+    // Waits for the round after which DEPTH - 1 others ended.
+    DEV_MEMBER void arrive(u32 place) const {
         wait();
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             F none;
             none.fields(Show{memory + (2 * place + i) * ROW_BYTES, thread});
         }
+    }
+    // Returns its chunks, the n-th of each row.
+    DEV_MEMBER void take(F (&to)[2], const Block<F, Planes> (&rows)[2], u32 place, u32 chunk, u32 n_th = 0) const {
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) to[i].fields(Take{rows[i], chunk, memory + (2 * place + i) * ROW_BYTES, thread});
+        for (u32 i = 0; i < 2; i++)
+            to[i].fields(Take{rows[i], chunk, memory + (2 * place + i) * ROW_BYTES, thread, n_th});
     }
 
 #if defined(GPU_NV)

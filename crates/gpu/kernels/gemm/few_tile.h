@@ -4,7 +4,6 @@
 // The grid is [tiles of all products]: those of the same outputs follow one another, so that weights are in the cache. Of experts
 // it is [blocks of outputs, tiles of rows].
 #pragma once
-#include "early.h"
 #include "gemm/half.h"
 
 struct FewTile {
@@ -32,8 +31,7 @@ struct FewTile {
         scale = 1.0f;
         if (!p.tiles) return true;
         if (began()) begin();
-        const u32x4 words = early16(p.tiles + bid_y());
-        const ExpertTile e = {uniform(words[0]), uniform(words[1]), uniform(words[2]), uniform(words[3])};
+        const ExpertTile e = early_tile(p.tiles, bid_y());
         if (e.expert == NO_EXPERT) {
             if (!began()) begin();
             return false;
@@ -45,7 +43,7 @@ struct FewTile {
         first_row = e.first_row, n_rows = e.n_rows, octet = first_octet(e, bid_y());
         return true;
     }
-    DEV_MEMBER bool began() const { return p.tiles && !p.early; }
+    DEV_MEMBER bool began() const { return p.tiles && p.start != EARLY; }
 
     // Adds the sums of the block's waves, in their order, and stores rows first .. first + most - 1 of the tile. of_wave(k): the
     // sums of wave k, [most, OUTS]. finished(sum, row, bias): the value to store or to add.

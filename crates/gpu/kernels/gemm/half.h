@@ -1,9 +1,9 @@
 // Products with f16 activations on Hopper: weights become f16 in registers (A of wgmma), x comes through a ring in shared
 // memory (B) as half_acts.hip writes it. With F16 and BF16 weights, x is the sum of two f16 numbers, and each is multiplied.
 //
-// A block has two groups of 128 threads, with 64 outputs each. In a round it multiplies 128 values of k. Of these, lane
-// q of four has its own chunk of 32 weights, so that it needs the scales of one chunk. The order of k that follows from
-// this is that of x. The weights of DEPTH rounds are under way.
+// A block has two groups of 128 threads, with 64 outputs each. In a round it multiplies 128 values of k, or twice as many. Of
+// each 128, lane q of four has its own chunk of 32 weights, so that it needs the scales of one chunk. The order of k that follows
+// from this is that of x. The weights of DEPTH rounds are under way.
 //
 // Tiles that do not fill the device are divided: blocks take equal numbers of rounds, of one tile or of parts of two,
 // and write their sums to device memory. The last block of a tile adds them in the order of k.
@@ -16,7 +16,8 @@
 // more than 32 or 64. With 64 rows, the tiles of the list have 128 rows and are taken in two parts. All first parts come
 // before the second ones, many of which are empty: in turn, some blocks would get only empty ones.
 //
-// Shared memory: SLOTS * PER_SLOT * ROWS * 128 bytes for x; for each round, about 20 KB of quantized weights, or 32 KB.
+// Shared memory: SLOTS * PER_SLOT * ROWS * 128 bytes for x; for each round, 10 to 20 KB of quantized weights, or 32 KB of others;
+// 80 bytes for each of a wave's places.
 #pragma once
 #include "gemm/chunks.h"
 #include "gemm/half_tile.h"
@@ -36,6 +37,11 @@ struct HalfProduct {
     Mode mode;
     FIELDS(w, bias, out, scales, shared, first_tile, mode)
 };
+
+// With EARLY, another kernel followed that which wrote the tiles of experts: these may be read before the kernel before ends. BESIDE:
+// the kernel before is of the same activations, for which it waited before it let this one start. This one has outputs of its own and
+// whole tiles, runs at the same time, and waits when it is done.
+enum Start : u32 { AFTER, EARLY, BESIDE };
 
 struct HalfParams {
     // [n_in / 64, parts of x, n_octets], 1,024 bytes each, and what to multiply the sums of each row with; or
@@ -64,34 +70,39 @@ struct HalfParams {
     u32 n_blocks;
     // Of an MoE layer: how many experts' matrices follow one another. That of the expert after them is a product's `shared`.
     u32 n_stacked;
-    // Whether another kernel followed that which wrote the tiles: they may be read early.
-    u32 early;
+    // What may precede the end of the kernel before: Start.
+    u32 start;
     // log2 of the tiles of outputs that a block of octet.h takes: they count as one.
     u32 out_shift;
     // Unused ones begin after the last tile. All have the same n_in.
     HalfProduct products[FEW];
     FIELDS(x, factors, x_sums, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles,
-           n_whole, n_blocks, n_stacked, early, out_shift, products)
+           n_whole, n_blocks, n_stacked, start, out_shift, products)
 };
 
 template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 CLUSTER = N > 128 ? 2 : 1;
     static constexpr u32 GROUPS = 2, ROWS = N, OUTS = 64 * GROUPS * CLUSTER, THREADS = 128 * GROUPS, ELEMENTS = N / 2;
-    // Steps of x in a slot of the ring: of few rows both of a round, because waiting costs more than multiplying.
+    // Steps of x in a slot of the ring: of few rows both of a chunk, because waiting costs more than multiplying.
     static constexpr u32 PER_SLOT = N <= 64 ? 2 : 1, STEP_BYTES = N * wgmma::STEP * 2;
+    // Chunks of a thread in a round. Two share what belongs to a block of 256 values, which saves instructions; they limit products
+    // of few rows.
+    static constexpr u32 N_CHUNKS = N <= 64 && F::LEN % 256 == 0 && F::N_PLANES == 2 ? 2 : 1;
     using Slots = Ring<SLOTS, PER_SLOT * STEP_BYTES, CLUSTER>;
-    using Coming = Chunks<F, THREADS, DEPTH>;
-    // Steps of x in a round.
-    static constexpr u32 STEPS = 2 * X_PARTS<F>;
+    using Coming = Chunks<F, THREADS, DEPTH, N_CHUNKS>;
+    // Steps of x in a round, and those of a chunk.
+    static constexpr u32 OF_CHUNK = 2 * X_PARTS<F>, STEPS = N_CHUNKS * OF_CHUNK;
     // Blocks that a processor runs at once.
     static constexpr u32 BLOCKS = N <= 64 ? 2 : 1;
     static constexpr u32 SHARED_BYTES = Slots::SHARED + Coming::SHARED;
     // Values of k of a round, and floats of the sums of a tile.
-    static constexpr u32 ROUND = 128, SUMS = THREADS * ELEMENTS;
+    static constexpr u32 ROUND = 128 * N_CHUNKS, SUMS = THREADS * ELEMENTS;
     // Parts of a tile that are loaded together when it is joined.
     static constexpr u32 PARTS_AT_ONCE = ELEMENTS <= 64 ? 2 : 1;
     // Elements whose loads are under way together when a tile is stored.
     static constexpr u32 BATCH = min_of(ELEMENTS, 32u);
+    // Elements that are stored if the tile has the first row of them. A branch for fewer costs whole tiles more than it saves.
+    static constexpr u32 AT_ONCE = 16;
     // Whether tiles of experts may be smaller.
     static constexpr bool MANY = N == 128;
     // Tiles of experts in a tile of the list.
@@ -100,9 +111,9 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     static constexpr u32 FILLED = SLOTS - 2 / PER_SLOT;
     static_assert(FILLED >= 2, "copies are under way while a step is multiplied");
 
-    // Rounds [first, end) of a tile, or of a part of a tile of experts.
+    // Rounds [first, end) of a tile, or of a part of a tile of experts; and which of a wave's two places it has.
     struct Segment {
-        u32 tile, part, first, end;
+        u32 tile, part, first, end, place;
     };
     // The rows of a tile: the first one, how many, and where their octets are.
     struct Rows {
@@ -119,7 +130,13 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     u32 at = 0, pass = 0, filled = 0, filled_pass = 0;
     float acc[ELEMENTS];
 
-    DEV_MEMBER Half(const HalfParams& params, u8* shared) : p(params), ring{shared}, coming{shared + Slots::SHARED, tid()} {}
+    DEV_MEMBER Half(const HalfParams& params, u8* shared)
+        : p(params), ring{shared}, coming{shared + Slots::SHARED, tid()} {
+        if constexpr (KEEPS) {
+            SHARED(Place, of_waves, 2 * THREADS / WARP_SIZE);
+            places = of_waves;
+        }
+    }
 
     // Fills the next slot with the steps of slot `i` of the segment.
     DEV_MEMBER void fill(const Segment& s, const Rows& x, u32 i) {
@@ -136,12 +153,26 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     DEV_MEMBER static u32 cluster() { return bid_x() / CLUSTER; }
 
     // A tile's product with its matrix, the first of its outputs' tiles, its rows, and the factor on its sums.
-    struct Place {
+    struct alignas(16) Place {
         HalfProduct product;
         u32 out_tile;
         Rows rows;
         float scale;
     };
+    // Of experts with quantized weights, each wave keeps those of its segment and of the next one in shared memory. Others are found
+    // again, so that they take no registers before; the memory of two blocks with F16 or BF16 weights leaves no room.
+    static constexpr bool KEEPS = X_PARTS<F> == 1;
+    Place* places;
+    DEV_MEMBER Place place(const Segment& s) const {
+        return KEEPS && p.tiles ? places[2 * wave() + s.place] : place_of(s);
+    }
+    DEV_MEMBER void find(const Segment& s) const {
+        if (!KEEPS || !p.tiles) return;
+        Place* to = places + 2 * wave() + s.place;
+        const Place found = place_of(s);
+        if (lane() == 0) *to = found;
+        wave_barrier(to, sizeof(Place));
+    }
     DEV_MEMBER Place place_of(const Segment& s) const {
         const u32 tile = s.tile;
         const u32 of_rows = p.tiles ? tile % p.n_tiles : tile;
@@ -151,7 +182,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         const u32 in_product = of_rows - product.first_tile;
         if (p.tiles) {
             const u32 at = tile / p.n_tiles, first = s.part * N;
-            const ExpertTile e = tile_at(p.tiles, at);
+            const ExpertTile e = early_tile(p.tiles, at);
             product.w.data = matrix_of(e.expert, product.w.data, p.expert_bytes, p.n_stacked, product.shared);
             if (product.bias) product.bias += e.expert * product.w.n_out;
             product.out = moved(product.out, e.expert * p.out_skip);
@@ -165,7 +196,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
 
     // Begins the copies of a segment's weights: those of the first rounds.
     DEV_MEMBER void start(const Segment& s) {
-        const Place at = place_of(s);
+        find(s);
+        const Place at = place(s);
         const Weights& w = at.product.w;
         n = n_chunks<F>(w.n_in);
         last_round = s.end;
@@ -176,7 +208,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         for (u32 d = 0; d + 1 < DEPTH; d++) begin(s.first + d, d);
     }
     DEV_MEMBER void begin(u32 round, u32 place) const {
-        const u32 chunk = 4 * round + lane() % 4;
+        const u32 chunk = 4 * N_CHUNKS * round + lane() % 4;
         // Rows of long blocks are whole rounds.
         constexpr bool WHOLE = F::LEN % ROUND == 0;
         coming.begin(rows, place, chunk, WHOLE || chunk < n, round < last_round);
@@ -186,7 +218,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     // Begins the copies of a segment's first steps of x.
     DEV_MEMBER void start_rows(const Segment& s) {
         if (uniform(wave()) > 0) return;
-        const Rows x = place_of(s).rows;
+        const Rows x = place(s).rows;
         for (u32 i = 0; i < min_of(FILLED, STEPS / PER_SLOT * (s.end - s.first)); i++) fill(s, x, i);
     }
 
@@ -203,24 +235,29 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         u32 a[2][4][4], before = 0, place = 0;
         wgmma::Place x_slot = {};
         for (u32 round = s.first; round < s.end; round++) {
-            const u32 chunk = 4 * round + lane() % 4;
             begin(round + DEPTH - 1, place == 0 ? DEPTH - 1 : place - 1);
-            F raw[2];
-            coming.take(raw, rows, place, chunk);
-            if (++place == DEPTH) place = 0;
-            const u32 in_block = place_in_block<F>(chunk);
-            const HalfWeights<F> weights[2] = {{raw[0], in_block, up}, {raw[1], in_block, up}};
+            coming.arrive(place);
+            HalfWeights<F> weights[2];
 #pragma unroll
             for (u32 step = 0; step < STEPS; step++) {
-                const u32 h = step / X_PARTS<F>, in_slot = step % PER_SLOT;
+                const u32 h = step % OF_CHUNK / X_PARTS<F>, in_slot = step % PER_SLOT;
+                if (in_slot == 0) x_slot = wgmma::place(ring.slot(at));
+                if (step % OF_CHUNK == 0) {
+                    const u32 n_th = step / OF_CHUNK, chunk = 4 * (N_CHUNKS * round + n_th) + lane() % 4;
+                    F raw[2];
+                    coming.take(raw, rows, place, chunk, n_th);
+#pragma unroll
+                    for (u32 i = 0; i < 2; i++) weights[i] = {raw[i], place_in_block<F>(chunk), up};
+                }
                 if (step % X_PARTS<F> == 0) {
 #pragma unroll
                     for (u32 i = 0; i < 16; i++) a[h][i / 4][i % 4] = weights[i % 2].pair(4 * h + i / 4, i % 4 / 2);
                 }
-                if (in_slot == 0) x_slot = wgmma::place(ring.slot(at)), ring.wait(at, pass);
+                if (in_slot == 0) ring.wait(at, pass);
                 wgmma::begin();
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) wgmma::mac(sums, a[h][i], x_slot, in_slot * STEP_BYTES + i * wgmma::ALONG_STEP);
+                for (u32 i = 0; i < 4; i++)
+                    wgmma::mac(sums, a[h][i], x_slot, in_slot * STEP_BYTES + i * wgmma::ALONG_STEP);
                 wgmma::end();
                 // The step before is done.
                 wgmma::wait<1>();
@@ -230,6 +267,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
                 if (n_fills > 0) fill(s, x, next_fill++), n_fills--;
                 if (++at == SLOTS) at = 0, pass++;
             }
+            if (++place == DEPTH) place = 0;
         }
         wgmma::wait<0>();
         ring.release(before);
@@ -326,27 +364,29 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
                     acc[e] += out[(u64)min_of(row_of(e), last_row) * stride + min_of(own_out + out_of(e), n_out - 1)];
             }
 #pragma unroll
-            for (u32 e = first; e < first + BATCH; e++)
-                if (row_of(e) <= last_row && own_out + out_of(e) < n_out)
-                    out[(u64)row_of(e) * stride + own_out + out_of(e)] = acc[e];
+            for (u32 some = first; some < first + BATCH; some += AT_ONCE) {
+                if (some / 4 * 8 > last_row) return;
+#pragma unroll
+                for (u32 e = some; e < some + AT_ONCE; e++)
+                    if (row_of(e) <= last_row && own_out + out_of(e) < n_out)
+                        out[(u64)row_of(e) * stride + own_out + out_of(e)] = acc[e];
+            }
         }
     }
 
     // acc = the product of a segment, with weights times a power of two, which is returned.
     DEV_MEMBER float multiply(const Segment& s) {
-        const Place at = place_of(s);
-        const Weights& w = at.product.w;
-        const float up = HalfWeights<F>::up(w);
-        if (MANY && p.tiles && at.rows.n <= 32) multiply<32>(at.rows, s, up);
-        else if (MANY && p.tiles && at.rows.n <= 64) multiply<64>(at.rows, s, up);
-        else multiply<N>(at.rows, s, up);
+        const Rows x = place(s).rows;
+        const float up = HalfWeights<F>::up(place(s).product.w);
+        if (MANY && p.tiles && x.n <= 32) multiply<32>(x, s, up);
+        else if (MANY && p.tiles && x.n <= 64) multiply<64>(x, s, up);
+        else multiply<N>(x, s, up);
         return up;
     }
     DEV_MEMBER void finish(const Segment& s, float up) {
         const bool whole = s.first == 0 && s.end == n_rounds();
         if (!whole && !join_blocks(s)) return;
-        // Found again, so that it takes no registers before.
-        const Place at = place_of(s);
+        const Place at = place(s);
         store(at, HalfWeights<F>::down(up) * at.scale);
     }
 
@@ -356,29 +396,33 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         for (;; tile += p.n_blocks) {
             for (; PARTS > 1 && p.tiles && tile >= n_whole && s.part + 1 < PARTS; tile -= n_whole) s.part++;
             if (tile >= n_whole) break;
-            if (PARTS > 1 && s.part > 0 && tile_at(p.tiles, tile / p.n_tiles).n_rows <= s.part * N) continue;
-            s = {tile, s.part, 0, n_rounds()};
+            if (PARTS > 1 && s.part > 0 && early_tile(p.tiles, tile / p.n_tiles).n_rows <= s.part * N) continue;
+            s = {tile, s.part, 0, n_rounds(), 1 - s.place};
             tile += p.n_blocks;
             return true;
         }
         if (round >= end) return false;
         const u32 first = round % n_rounds();
-        s = {p.n_whole + round / n_rounds(), 0, first, min_of(n_rounds(), first + end - round)};
+        s = {p.n_whole + round / n_rounds(), 0, first, min_of(n_rounds(), first + end - round), 1 - s.place};
         round += s.end - s.first;
         return true;
     }
 
     DEV_MEMBER void run() {
-        // Which weights a block takes depends on the kernels before if they are of experts, else not.
-        if (p.tiles) wait_for_predecessor();
-        const u32 n_whole = p.tiles ? tile_at(p.tiles, 0).n_tiles * p.n_tiles : p.n_whole;
+        // Which weights a block takes depends on the kernel that wrote the tiles if they are of experts, else on none.
+        if (p.tiles && p.start != EARLY) wait_for_predecessor();
+        const u32 n_whole = p.tiles ? early_tile(p.tiles, 0).n_tiles * p.n_tiles : p.n_whole;
         u32 tile = cluster(), round = rounds_before(tile), end = rounds_before(tile + 1);
         Segment s = {};
-        if (!next(s, tile, round, end, n_whole)) return;
+        if (!next(s, tile, round, end, n_whole)) {
+            // No block may have anything to do.
+            if (p.start == EARLY) wait_for_predecessor();
+            return;
+        }
         start(s);
         ring.start(THREADS / WARP_SIZE);
-        wait_for_predecessor();
-        let_successor_start();
+        if (p.start != BESIDE) wait_for_predecessor(), let_successor_start();
+        else see_what_was_written();
         start_rows(s);
         for (;;) {
             const float up = multiply(s);
@@ -391,6 +435,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
             s = after;
         }
         ring.finish();
+        // The next kernel may read early what the one before this writes.
+        if (p.start == BESIDE) wait_for_predecessor(), let_successor_start();
     }
 };
 

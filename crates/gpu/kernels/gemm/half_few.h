@@ -175,6 +175,7 @@ template <typename F, u32 MOST, bool CODES> struct HalfFew : FewTile {
                 // All lanes have taken what was there.
                 wave_barrier(of_wave(wave()), WAVE_BYTES);
                 begin_copy(coming, round + step, 1 - place);
+                coming.arrive(place);
                 coming.take(raw, rows, place, 4 * round + lane() % 4);
                 place = 1 - place;
             } else {

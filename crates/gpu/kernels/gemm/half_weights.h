@@ -14,6 +14,7 @@ template <typename F> struct HalfWeights {
     u32 factor[2], term[2];
     u32 codes[8];
 
+    HalfWeights() = default;
     // `up` is 2^(24 + b) of range.h.
     DEV_MEMBER HalfWeights(const F& f, u32 at, float up) {
 #pragma unroll
@@ -69,7 +70,8 @@ template <typename F> struct Block<Floats<F>, Planes> {
         return row + min_of(chunk / 4 * 16 + 4 * K + chunk % 4, n_pieces - 1) * 16;
     }
     DEV_MEMBER Floats<F> load(u32 chunk) const {
-        return {stream16(field<0>(chunk)), stream16(field<1>(chunk)), stream16(field<2>(chunk)), stream16(field<3>(chunk))};
+        return {stream16(field<0>(chunk)), stream16(field<1>(chunk)), stream16(field<2>(chunk)),
+                stream16(field<3>(chunk))};
     }
 };
 
@@ -80,13 +82,15 @@ template <typename F> struct HalfWeights<Floats<F>> {
     u32x4 part[4];
     float factor;
 
+    HalfWeights() = default;
     DEV_MEMBER HalfWeights(const Floats<F>& f, u32, float up) : factor(up) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) part[i] = f.part[i];
     }
     DEV_MEMBER u32 pair(u32 w, u32 odd) const {
         const u32 two = part[w / 2].v[w % 2 * 2 + odd];
-        if constexpr (SCALED) return pack_halves(bits<float>(two << 16) * factor, bits<float>(two & 0xffff0000u) * factor);
+        if constexpr (SCALED)
+            return pack_halves(bits<float>(two << 16) * factor, bits<float>(two & 0xffff0000u) * factor);
         // A number of its own: units read the registers of operands while the next weights are loaded.
         else return two ^ (bits<u32>(factor) ^ bits<u32>(1.0f));
     }

@@ -22,10 +22,10 @@ use self::memory::{
 };
 pub(super) use self::octets::OctetKernels;
 use self::octets::takes_octets;
-use self::params::{HalfParams, HalfProduct};
+use self::params::{Chosen, HalfParams, HalfProduct, Start};
 pub(super) use self::rows::{HalfRows, HalfRowsKernels};
 use self::tile::{COSTS, OCTET_ROWS, Tile, kind_of, tile_names};
-use super::jobs::{FEW, Work, address, planes_or_null};
+use super::jobs::{FEW, Mode, Work, address, planes_or_null};
 use super::routing::buffer::{ExpertTile, Routing, SMALL, TILE_ROWS};
 use super::select;
 use crate::error::GpuError;
@@ -156,9 +156,9 @@ impl GemmHalves {
         gpu: &Gpu,
         works: &[Work<'_>],
         (is_few, are_codes): (bool, bool),
-    ) -> Result<(&Kernel<HalfParams>, Tile, Division), GpuError> {
+    ) -> Result<Chosen<'_>, GpuError> {
         let n_rows = works[0].x.n_rows;
-        let [few, octet, codes, some, many, most] = *self.tiles(gpu)?;
+        let [few, octet, codes, _, many, _] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
         if is_few {
             let has_octets = match &works[0].experts {
@@ -174,12 +174,7 @@ impl GemmHalves {
             return Ok((kernel, tile, Division::whole(tile, works)));
         }
         let of = |(kernel, tile)| (kernel, tile, Division::new(gpu, tile, works));
-        let by_rows = [
-            (&kernels.gemm_half_64, some),
-            (&kernels.gemm_half_128, many),
-            (&kernels.gemm_half_256, most),
-        ]
-        .map(of);
+        let by_rows = self.of_many_rows(gpu)?.map(of);
         Ok(match works[0].experts {
             Some(experts) if experts.routing.has_up_to(SOME_ROWS) => by_rows[0],
             Some(_) => by_rows[1],
@@ -196,6 +191,41 @@ impl GemmHalves {
                 fastest.expect("two kernels or three")
             }
         })
+    }
+
+    /// Returns the kernels of products of many rows, and their tiles.
+    fn of_many_rows(&self, gpu: &Gpu) -> Result<[(&Kernel<HalfParams>, Tile); 3], GpuError> {
+        let [.., some, many, most] = *self.tiles(gpu)?;
+        let kernels = &self.kernels;
+        Ok([
+            (&kernels.gemm_half_64, some),
+            (&kernels.gemm_half_128, many),
+            (&kernels.gemm_half_256, most),
+        ])
+    }
+
+    /// The same of products of many rows beside a launch, if that takes less time than one after the other. Their tiles are whole,
+    /// since launches share the memory for parts.
+    fn choose_beside(
+        &self,
+        gpu: &Gpu,
+        works: &[Work<'_>],
+        before: Before,
+    ) -> Result<Option<Chosen<'_>>, GpuError> {
+        let others = [Variant::TilesWide, Variant::SplitsOn];
+        if others.iter().any(|&variant| gpu.takes(variant)) {
+            return Ok(None);
+        }
+        let fitting = self
+            .of_many_rows(gpu)?
+            .into_iter()
+            .filter_map(|(kernel, tile)| {
+                Some((kernel, tile, Division::beside(tile, works, before.n_free)?))
+            });
+        let fastest = fitting.min_by(|(_, _, a), (_, _, b)| a.time_us.total_cmp(&b.time_us));
+        let (.., own) = self.choose(gpu, works, (false, false))?;
+        let apart_us = before.time_us + own.time_us;
+        Ok(fastest.filter(|(.., division)| division.time_us < apart_us))
     }
 
     /// Whether the device's images have these kernels.
@@ -304,11 +334,16 @@ pub(super) fn launch(
         convert(gpu, &works[0], &x)?;
         memory.remember(Some(made));
     }
+    // A launch may run beside the one before, if all products have outputs of their own.
+    let are_apart = works
+        .iter()
+        .all(|work| work.experts.is_none() && work.mode == Mode::Store);
     let mut rest = works;
+    let mut before = None;
     while let Some(first) = rest.first() {
         let same = |work: &&Work<'_>| work.matrix.ty == first.matrix.ty;
         let n = rest.iter().take(FEW).take_while(same).count();
-        multiply(gpu, (memory, &x), &rest[..n])?;
+        before = multiply(gpu, (memory, &x), &rest[..n], before)?.filter(|_| are_apart);
         rest = &rest[n..];
     }
     Ok(())
@@ -432,17 +467,36 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
     gpu.launch(kernel, grid, threads, 0, &params)
 }
 
-/// Launches up to [`FEW`] products of one format.
+/// The launch before, beside which products may run.
+#[derive(Clone, Copy)]
+struct Before {
+    /// Processors that it leaves free.
+    n_free: usize,
+    time_us: f64,
+}
+
+/// Launches up to [`FEW`] products of one format, maybe beside the launch before. Returns the same for the next launch.
 fn multiply(
     gpu: &Gpu,
     (memory, x): (HalfMemory<'_>, &HalfActs<'_>),
     works: &[Work<'_>],
-) -> Result<(), GpuError> {
+    before: Option<Before>,
+) -> Result<Option<Before>, GpuError> {
     let n_rows = works[0].x.n_rows;
     let kernels = gpu.kernels().gemm_half.of(works[0].matrix.ty)?;
-    let (kernel, tile, division) = match x.way {
-        Way::Octets => octets::choose(gpu, works)?,
-        _ => kernels.choose(gpu, works, (x.is_few, x.has_codes()))?,
+    let beside = match before {
+        Some(before) if !x.is_few => kernels.choose_beside(gpu, works, before)?,
+        _ => None,
+    };
+    let (kernel, tile, division) = match (x.way, beside) {
+        (_, Some(beside)) => beside,
+        (Way::Octets, None) => octets::choose(gpu, works)?,
+        (_, None) => kernels.choose(gpu, works, (x.is_few, x.has_codes()))?,
+    };
+    let start = match works[0].experts {
+        Some(experts) if experts.routing.is_chosen() => Start::Early,
+        None if beside.is_some() => Start::Beside,
+        _ => Start::After,
     };
     let mut n_tiles = 0;
     let product = |work: &Work<'_>, first_tile: usize| HalfProduct {
@@ -484,7 +538,7 @@ fn multiply(
         n_whole: division.n_whole as u32,
         n_blocks: division.n_blocks as u32,
         n_stacked: n_stacked as u32,
-        early: { works[0].experts }.map_or(0, |experts| experts.routing.is_chosen().into()),
+        start: start as u32,
         out_shift: tile.out_shift,
         products,
     };
@@ -498,5 +552,9 @@ fn multiply(
         }
         false => tile.shared_bytes,
     };
-    gpu.launch_clusters(kernel, clusters, tile.threads, shared_bytes, &params)
+    gpu.launch_clusters(kernel, clusters, tile.threads, shared_bytes, &params)?;
+    Ok((start != Start::Beside).then_some(Before {
+        n_free: (gpu.n_compute_units() as usize).saturating_sub(n_blocks as usize),
+        time_us: division.time_us,
+    }))
 }

@@ -287,6 +287,39 @@ fn float_weights_take_these_kernels() {
     }
 }
 
+/// A product whose format differs from that of the one before runs at the same time where processors are left. Its tiles are whole then.
+#[test]
+fn products_of_another_format_are_whole() {
+    // An emulated GPU has four processors: three for whole tiles of the first product, one for the second. Others choose otherwise.
+    let [n_rows, n_in] = [128, 4096];
+    let has_both = |gpu: &Gpu| gpu.target() == "host-nv" && common::has_format(gpu, GgmlType::Q6_K);
+    for gpu in gpus(GgmlType::Q4_K).filter(has_both) {
+        let random = &mut Random(9);
+        let x = Activations::new(&gpu, GgmlType::Q4_K, [n_rows, n_in], random);
+        let weights = [(GgmlType::Q4_K, 260), (GgmlType::Q6_K, 20)]
+            .map(|(ty, n_out)| Weights::new(&gpu, ty, [n_out, n_in], Fill::Random, random));
+        let multiply = |gpu: &Gpu, weights: &[Weights]| {
+            let outs = weights
+                .iter()
+                .map(|w| gpu.alloc::<f32>(n_rows * w.packed.n_out).unwrap());
+            let outs = outs.collect::<Vec<Buffer>>();
+            let products = weights.iter().zip(&outs).map(|(weights, out)| Product {
+                matrix: weights.packed.matrix(),
+                bias: None,
+                mode: OutMode::Store,
+                out: out.as_slice(),
+            });
+            let products = products.collect::<Vec<_>>();
+            ops::products(gpu, &x.acts.rows(n_rows), &products).unwrap();
+            let last = outs.last().unwrap();
+            gpu.read(last.as_slice::<f32>()).unwrap()
+        };
+        let whole = gpu.with_variants("splits=off".parse().unwrap());
+        let expected = multiply(&whole, &weights[1..]);
+        assert!(any_order(|| multiply(&gpu, &weights)) == expected);
+    }
+}
+
 /// A row has the same bits in the company of up to eight rows, and of more as long as reading the weights limits; or of any
 /// number, if asked for.
 #[test]

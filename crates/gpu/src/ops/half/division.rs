@@ -2,12 +2,12 @@
 
 use super::super::jobs::Work;
 use super::super::routing::buffer::SMALL;
-use super::tile::{Cost, Tile, WARP, kind_of};
+use super::tile::{Tile, WARP, kind_of};
 use crate::gpu::Gpu;
 use crate::variant::Variant;
 
-/// A part of a tile has at least this many rounds.
-const MIN_ROUNDS: usize = 4;
+/// A part of a tile has at least this many values of k.
+const MIN_VALUES: usize = 512;
 
 /// Numbers of rows, and for up to that many the most rounds per processor that products of the same activations may have to be
 /// small. Fitted to products of Q4_K, Q6_K and Q8_0 on an H100.
@@ -98,6 +98,15 @@ impl Division {
         }
     }
 
+    /// Whole tiles of dense products that so many processors run at once.
+    pub(super) fn beside(tile: Tile, works: &[Work<'_>], n_free: usize) -> Option<Division> {
+        let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
+        (n_tiles * tile.cluster <= n_free).then(|| Division {
+            time_us: tile.cost.of_tile(works[0].matrix.n_in),
+            ..Division::whole(tile, works)
+        })
+    }
+
     /// For products of the same activations: the faster of whole tiles and of tiles that fill the device evenly.
     pub(super) fn new(gpu: &Gpu, tile: Tile, works: &[Work<'_>]) -> Division {
         let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
@@ -113,13 +122,8 @@ impl Division {
                 time_us: 0.0,
             };
         }
-        let Cost {
-            round_us,
-            tile_us,
-            parts_us,
-        } = tile.cost;
-        let n_rounds = works[0].matrix.n_in.div_ceil(tile.round);
-        let of_tile = n_rounds as f64 * round_us + tile_us;
+        let n_in = works[0].matrix.n_in;
+        let of_tile = tile.cost.of_tile(n_in);
         // Blocks of a processor take turns.
         let whole = Division {
             n_whole: n_tiles,
@@ -131,7 +135,7 @@ impl Division {
         if rest == 0 {
             return whole;
         }
-        let most = rest * n_rounds / MIN_ROUNDS;
+        let most = rest * n_in.div_ceil(tile.round) * tile.round / MIN_VALUES;
         let n_blocks = match n_tiles < at_once {
             true => most.min(sharers(rest, at_once)),
             false => at_once,
@@ -145,7 +149,7 @@ impl Division {
             n_whole: n_tiles - rest,
             n_blocks,
             n_row_blocks: 1,
-            time_us: of_block * of_tile + parts_us,
+            time_us: of_block * of_tile + tile.cost.parts_us,
         };
         match divided.time_us < whole.time_us || gpu.takes(Variant::SplitsOn) {
             true => divided,

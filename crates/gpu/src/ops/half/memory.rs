@@ -139,7 +139,7 @@ impl HalfBuffer {
     }
 }
 
-/// Returns the memory for divided tiles, which all products of a device share: they run one after the other.
+/// Returns the memory for divided tiles, which all products of a device share: of those that run at once, one has divided tiles.
 fn parts(gpu: &Gpu) -> Result<Arc<Buffer>, GpuError> {
     let mut shared = gpu
         .inner

@@ -6,11 +6,11 @@ use super::super::jobs::Work;
 use super::super::routing::buffer::Routing;
 use super::division::{Division, waves_of};
 use super::memory::OCTET;
-use super::params::HalfParams;
+use super::params::{Chosen, HalfParams};
 use super::tile::{OCTET_ROWS, OF_FEW, Tile, tile_names};
 use crate::error::GpuError;
 use crate::gpu::Gpu;
-use crate::kernel::{Kernel, kernels};
+use crate::kernel::kernels;
 use crate::operands::{ActFormat, Acts};
 use crate::variant::{MAX_ANSWER_ROWS, Variant};
 
@@ -44,10 +44,7 @@ pub(super) fn takes_octets(gpu: &Gpu, x: &Acts<'_>, routing: Option<&Routing<'_>
 }
 
 /// Returns the kernel for products with weights of one format, its tile, and how its tiles are distributed.
-pub(super) fn choose<'g>(
-    gpu: &'g Gpu,
-    works: &[Work<'_>],
-) -> Result<(&'g Kernel<HalfParams>, Tile, Division), GpuError> {
+pub(super) fn choose<'g>(gpu: &'g Gpu, works: &[Work<'_>]) -> Result<Chosen<'g>, GpuError> {
     let kernels = &gpu.kernels().gemm_octet;
     let [q4_k, q6_k] = tile_names!(gemm_octet_q4_k, gemm_octet_q6_k);
     let is_q6_k = works[0].matrix.ty == GgmlType::Q6_K;

@@ -3,8 +3,13 @@
 use super::super::jobs::FEW;
 use super::super::routing::buffer::ExpertTile;
 use super::super::rows::Weights;
-use crate::kernel::{Count, Table, layout};
+use super::division::Division;
+use super::tile::Tile;
+use crate::kernel::{Count, Kernel, Table, layout};
 use crate::memory::Address;
+
+/// A kernel, its tile, and how the tiles of products are distributed.
+pub(super) type Chosen<'k> = (&'k Kernel<HalfParams>, Tile, Division);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -28,6 +33,17 @@ layout!(HalfProduct {
     mode
 });
 
+/// What may precede the end of the launch before (`Start` in `kernels/gemm/half.h`).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// Nothing.
+    After,
+    /// Reading the tiles of experts.
+    Early,
+    /// Everything.
+    Beside,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct HalfParams {
@@ -47,7 +63,7 @@ pub(super) struct HalfParams {
     pub(super) n_whole: u32,
     pub(super) n_blocks: u32,
     pub(super) n_stacked: u32,
-    pub(super) early: u32,
+    pub(super) start: u32,
     pub(super) out_shift: u32,
     pub(super) products: [HalfProduct; FEW],
 }
@@ -69,7 +85,7 @@ layout!(HalfParams {
     n_whole,
     n_blocks,
     n_stacked,
-    early,
+    start,
     out_shift,
     products
 });

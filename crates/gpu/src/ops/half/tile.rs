@@ -18,14 +18,20 @@ pub(super) const WARP: usize = 32;
 /// to 2,048 rows.
 #[derive(Clone, Copy)]
 pub(super) struct Cost {
+    /// Of 128 values of k.
     pub(super) round_us: f64,
-    /// Of a tile, beside its rounds.
+    /// Of a tile, beside these.
     pub(super) tile_us: f64,
     /// Of writing and reading sums, if tiles are divided.
     pub(super) parts_us: f64,
 }
 
 impl Cost {
+    /// Microseconds for a tile of rows of `n_in` weights.
+    pub(super) fn of_tile(self, n_in: usize) -> f64 {
+        n_in.div_ceil(128) as f64 * self.round_us + self.tile_us
+    }
+
     /// The same where activations are sums of this many f16 numbers.
     pub(super) fn of_parts(self, n_parts: u32) -> Cost {
         Cost {
