@@ -309,6 +309,9 @@ pub struct CheckArgs {
     /// Number of tokens already in the KV cache
     #[arg(short = 'd', long, value_name = "N", default_value_t = 112)]
     pub depth: usize,
+    /// Number of tokens of the first of two prompts. 512 tokens reach the kernels of long prompts, and take longer
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub prompt_tokens: u16,
     /// Check the kernels of a server that answers up to N requests at once
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub max_seqs: usize,

@@ -35,7 +35,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         true => Coverage::All,
         false => Coverage::Distinct,
     };
-    let extent = Extent::after(args.depth, coverage);
+    let extent = Extent::after(args.depth, coverage).with_prompt(args.prompt_tokens.into());
     // Wrong results are the subject of this command, not a reason to refuse the GPU.
     let mut device_args = args.device.clone();
     device_args.on.gpu.gpu_check = GpuCheckArg::Never;

@@ -103,7 +103,7 @@ impl Report {
 pub struct Extent {
     /// Tokens before the comparison starts.
     pub n_depth: usize,
-    /// Compared tokens of two prompts: together at most 256.
+    /// Compared tokens of two prompts.
     pub prompt_rows: [usize; 2],
     pub coverage: Coverage,
 }
@@ -115,6 +115,14 @@ impl Extent {
             n_depth,
             prompt_rows: PROMPT_ROWS,
             coverage,
+        }
+    }
+
+    /// The same with a longer or shorter first prompt.
+    pub const fn with_prompt(self, n_rows: usize) -> Extent {
+        Extent {
+            prompt_rows: [n_rows, self.prompt_rows[1]],
+            ..self
         }
     }
 
@@ -133,7 +141,7 @@ impl Extent {
 /// Errors of a GPU, and models that do not fit on it.
 ///
 /// # Panics
-/// If there are no tokens, the prompts are too long, or [`start`](crate::start()) would reject `config`.
+/// If there are no tokens, a prompt is empty, or [`start`](crate::start()) would reject `config`.
 pub fn check(
     model: &Model,
     config: &EngineConfig,
@@ -141,8 +149,11 @@ pub fn check(
     extent: &Extent,
 ) -> Result<Report, RuntimeError> {
     assert!(!tokens.is_empty(), "tokens are empty");
+    assert!(
+        extent.prompt_rows.iter().all(|&n| n > 0),
+        "a prompt is empty"
+    );
     let max_rows = extent.prompt_rows.iter().sum::<usize>();
-    assert!(max_rows <= FILL_ROWS, "prompts of {max_rows} tokens");
     let on_gpu = match &config.device {
         Device::Cpu => None,
         Device::Gpu(gpu) => {
@@ -181,7 +192,7 @@ pub fn check(
         Some((graphs, device, place)) => {
             let options = GpuOptions {
                 n_ctx: extent.n_ctx(),
-                max_tokens: FILL_ROWS,
+                max_tokens: FILL_ROWS.max(max_rows),
                 max_logits: PROMPT_ROWS.len(),
                 max_sampled: PROMPT_ROWS.len(),
                 max_seqs: PROMPT_ROWS.len(),

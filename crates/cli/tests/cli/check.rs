@@ -70,12 +70,29 @@ fn kernels_of_servers_pass() {
     assert_ne!(one, several, "other kernels add in another order");
 }
 
+/// The kernels of long prompts are checked where a prompt is long.
+#[test]
+fn long_prompts_pass() {
+    if Isa::detect() == Isa::Scalar {
+        println!("skipped: this processor has only the scalar path");
+        return;
+    }
+    let check = |n: &str| {
+        let args = ["check", "--depth", "0", "--prompt-tokens", n, "--json"];
+        let report = run(&args).json();
+        assert_eq!(report["passed"], true, "{report}");
+        report["checks"].as_array().unwrap().len()
+    };
+    assert_eq!(check("300"), check("1"));
+}
+
 #[test]
 fn reports_what_cannot_be_checked() {
     run(&["check", "--isa", "scalar"]).fails(1, "nothing to compare");
     run(&["check", "--threads", "0"]).fails(2, "threads");
     run(&["check", "--depth", "many"]).fails(2, "--depth");
     run(&["check", "--max-seqs", "0"]).fails(2, "sequences");
+    run(&["check", "--prompt-tokens", "0"]).fails(2, "--prompt-tokens");
     run(&["check", "--depth", "18446744073709551615"]).fails(2, "context");
     run(&["check", "--depth", "1000000000"]).fails(1, "KV cache");
 }
