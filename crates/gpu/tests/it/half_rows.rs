@@ -326,3 +326,30 @@ fn rows_of_gemvs_are_quantized_alone() {
         assert_eq!(kernels, ["quantize_q8x256"]);
     }
 }
+
+/// Tokens for many rows of experts are converted by eight rows at a time, if shared memory has room for these.
+#[test]
+fn tokens_of_wide_rows_are_quantized_alone() {
+    let ty = GgmlType::Q4_K;
+    for [gpu, _] in gpus(ty) {
+        let n_tokens = 40;
+        let random = &mut Random(7);
+        let step = Step::new([n_tokens, 2, 1], Logits::Random, random);
+        let buffer: RoutingBuffer = step.route(&gpu);
+        let routing = buffer.of(n_tokens);
+        for (width, kernel) in [
+            (512, "quantize_octets_q8x256"),
+            (11008, "quantize_rows_q8x256"),
+        ] {
+            let shape = [n_tokens, width];
+            let acts = ActsBuffer::of_experts(&gpu, act_format(ty), shape, Some(2)).unwrap();
+            let x = gpu.upload(&random.values(n_tokens * width)).unwrap();
+            let kernels = kernels(&gpu, || {
+                let experts = (&routing, Weighed::Outputs);
+                let acts = acts.rows(n_tokens);
+                ops::quantize_experts(&gpu, x.as_slice(), experts, &acts).unwrap();
+            });
+            assert_eq!(kernels, [kernel]);
+        }
+    }
+}

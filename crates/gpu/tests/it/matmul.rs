@@ -364,77 +364,60 @@ fn rows_alone_have_the_same_bits() {
     }
 }
 
-/// Few rows of a small F32 matrix have a kernel of their own, in which the bits of a row depend on no others.
+/// Checks a product with a small F32 matrix by `kernel`, in which the bits of rows depend on no others: all rows, and parts of them.
+fn check_small_f32(gpu: &Gpu, shape: [usize; 3], kernel: &str, parts: &[Range<usize>]) {
+    let case = Case {
+        ty: GgmlType::F32,
+        shape,
+        fill: Fill::Random,
+        codes: Codes::Random,
+    };
+    let problem = case.problem();
+    let [n_rows, n_out, n_in] = shape;
+    let run = |x: &Acts<'_>, products: &[Product<'_>]| {
+        let mut trace = Trace::new(gpu);
+        let origin = Event::new(gpu).unwrap();
+        origin.record().unwrap();
+        let run = || matmul(gpu, x, &products[0]);
+        trace.record(run).unwrap();
+        gpu.synchronize().unwrap();
+        let times = trace.times(&origin).unwrap();
+        assert_eq!(times[0].kernel, kernel);
+    };
+    case.check(gpu, &problem, &run);
+    let packed = Packed::new(gpu, case.ty, n_out, n_in, &problem.file);
+    let bits = |rows: Range<usize>| {
+        bits_of(gpu, &packed, &problem.x.rows(rows), &|x, product| {
+            matmul(gpu, x, product).unwrap();
+        })
+    };
+    let all = bits(0..n_rows);
+    for rows in parts {
+        let expected = &all[rows.start * n_out..rows.end * n_out];
+        assert!(bits(rows.clone()) == expected, "{shape:?} {rows:?}");
+    }
+}
+
 #[test]
 fn few_rows_of_f32() {
     for shape in [[9, 35, 130], [17, 33, 327], [64, 9, 1096], [1, 8, 4]] {
-        let case = Case {
-            ty: GgmlType::F32,
-            shape,
-            fill: Fill::Random,
-            codes: Codes::Random,
-        };
-        let problem = case.problem();
-        let [n_rows, n_out, n_in] = shape;
+        let [n_rows, ..] = shape;
         for gpu in common::gpus() {
-            let run = |x: &Acts<'_>, products: &[Product<'_>]| {
-                let mut trace = Trace::new(&gpu);
-                let origin = Event::new(&gpu).unwrap();
-                origin.record().unwrap();
-                let run = || matmul(&gpu, x, &products[0]);
-                trace.record(run).unwrap();
-                gpu.synchronize().unwrap();
-                let times = trace.times(&origin).unwrap();
-                assert_eq!(times[0].kernel, "few_floats");
-            };
-            case.check(&gpu, &problem, &run);
-            let packed = Packed::new(&gpu, case.ty, n_out, n_in, &problem.file);
-            let bits = |rows: Range<usize>| {
-                bits_of(&gpu, &packed, &problem.x.rows(rows), &|x, product| {
-                    matmul(&gpu, x, product).unwrap();
-                })
-            };
-            let all = bits(0..n_rows);
-            for rows in [0..n_rows / 2, n_rows / 3..n_rows] {
-                let expected = &all[rows.start * n_out..rows.end * n_out];
-                assert!(bits(rows.clone()) == expected, "{shape:?} {rows:?}");
-            }
+            let parts = [0..n_rows / 2, n_rows / 3..n_rows];
+            check_small_f32(&gpu, shape, "few_floats", &parts);
         }
     }
 }
 
-/// More rows of a small F32 matrix have one on Hopper.
+/// Of 65 rows or more, on Hopper.
 #[test]
 fn many_rows_of_f32() {
-    for shape in [[65, 35, 130], [129, 33, 327], [70, 128, 1096], [80, 8, 4]] {
-        let case = Case {
-            ty: GgmlType::F32,
-            shape,
-            fill: Fill::Random,
-            codes: Codes::Random,
-        };
-        let problem = case.problem();
-        let [n_rows, n_out, n_in] = shape;
-        let has_units = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
+    let has_units = |gpu: &Gpu| matches!(gpu.target(), "sm_90a" | "host-nv");
+    for shape in [[66, 35, 130], [129, 33, 327], [70, 128, 1096], [80, 8, 4]] {
+        let [n_rows, ..] = shape;
         for gpu in common::gpus().filter(has_units) {
-            let run = |x: &Acts<'_>, products: &[Product<'_>]| {
-                let mut trace = Trace::new(&gpu);
-                let origin = Event::new(&gpu).unwrap();
-                origin.record().unwrap();
-                trace.record(|| matmul(&gpu, x, &products[0])).unwrap();
-                gpu.synchronize().unwrap();
-                let times = trace.times(&origin).unwrap();
-                assert_eq!(times[0].kernel, "many_floats");
-            };
-            case.check(&gpu, &problem, &run);
-            let packed = Packed::new(&gpu, case.ty, n_out, n_in, &problem.file);
-            let bits = |rows: Range<usize>| {
-                bits_of(&gpu, &packed, &problem.x.rows(rows), &|x, product| {
-                    matmul(&gpu, x, product).unwrap();
-                })
-            };
-            let all = bits(0..n_rows);
-            assert!(bits(0..65) == all[..65 * n_out], "{shape:?}");
+            let parts = [0..65, n_rows - 65..n_rows];
+            check_small_f32(&gpu, shape, "many_floats", &parts);
         }
     }
 }
