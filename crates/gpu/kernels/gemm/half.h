@@ -38,9 +38,10 @@ struct HalfProduct {
     FIELDS(w, bias, out, scales, shared, first_tile, mode)
 };
 
-// With EARLY, another kernel followed that which wrote the tiles of experts: these may be read before the kernel before ends. BESIDE:
-// the kernel before is of the same activations, for which it waited before it let this one start. This one has outputs of its own and
-// whole tiles, runs at the same time, and waits when it is done.
+// How a kernel overlaps with the one before it. AFTER: it waits before it reads what kernels wrote. EARLY: it reads the tiles of experts
+// before it waits; the kernel that wrote them has ended. BESIDE: it runs at the same time as a GEMM of the same activations, and waits
+// only at its end. That GEMM waited for the activations before it let this one start; the outputs of both are apart, and no tiles of
+// this one are divided.
 enum Start : u32 { AFTER, EARLY, BESIDE };
 
 struct HalfParams {
@@ -70,7 +71,7 @@ struct HalfParams {
     u32 n_blocks;
     // Of an MoE layer: how many experts' matrices follow one another. That of the expert after them is a product's `shared`.
     u32 n_stacked;
-    // What may precede the end of the kernel before: Start.
+    // A Start.
     u32 start;
     // log2 of the tiles of outputs that a block of octet.h takes: they count as one.
     u32 out_shift;
@@ -409,13 +410,13 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     }
 
     DEV_MEMBER void run() {
-        // Which weights a block takes depends on the kernel that wrote the tiles if they are of experts, else on none.
+        // Of experts, which weights a block takes depends on the tiles.
         if (p.tiles && p.start != EARLY) wait_for_predecessor();
         const u32 n_whole = p.tiles ? early_tile(p.tiles, 0).n_tiles * p.n_tiles : p.n_whole;
         u32 tile = cluster(), round = rounds_before(tile), end = rounds_before(tile + 1);
         Segment s = {};
         if (!next(s, tile, round, end, n_whole)) {
-            // No block may have anything to do.
+            // The kernel must not end before its predecessor, even if no block has work.
             if (p.start == EARLY) wait_for_predecessor();
             return;
         }

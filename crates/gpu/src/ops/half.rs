@@ -193,7 +193,7 @@ impl GemmHalves {
         })
     }
 
-    /// Returns the kernels of products of many rows, and their tiles.
+    /// Returns the GEMM kernels for many rows, with their tiles.
     fn of_many_rows(&self, gpu: &Gpu) -> Result<[(&Kernel<HalfParams>, Tile); 3], GpuError> {
         let [.., some, many, most] = *self.tiles(gpu)?;
         let kernels = &self.kernels;
@@ -204,8 +204,8 @@ impl GemmHalves {
         ])
     }
 
-    /// The same of products of many rows beside a launch, if that takes less time than one after the other. Their tiles are whole,
-    /// since launches share the memory for parts.
+    /// Chooses a kernel to run at the same time as the launch before, on the processors that it does not use. Returns `None` if
+    /// running one after the other is faster. No tiles are divided, because launches share the memory for parts of tiles.
     fn choose_beside(
         &self,
         gpu: &Gpu,
@@ -334,7 +334,7 @@ pub(super) fn launch(
         convert(gpu, &works[0], &x)?;
         memory.remember(Some(made));
     }
-    // A launch may run beside the one before, if all products have outputs of their own.
+    // Launches may run at the same time if each product has an output of its own.
     let are_apart = works
         .iter()
         .all(|work| work.experts.is_none() && work.mode == Mode::Store);
@@ -467,15 +467,16 @@ fn convert(gpu: &Gpu, work: &Work<'_>, to: &HalfActs<'_>) -> Result<(), GpuError
     gpu.launch(kernel, grid, threads, 0, &params)
 }
 
-/// The launch before, beside which products may run.
+/// A launch that leaves processors to the next one.
 #[derive(Clone, Copy)]
 struct Before {
-    /// Processors that it leaves free.
+    /// Processors that it does not use.
     n_free: usize,
     time_us: f64,
 }
 
-/// Launches up to [`FEW`] products of one format, maybe beside the launch before. Returns the same for the next launch.
+/// Launches up to [`FEW`] products of one format, maybe at the same time as the launch `before`. Returns this launch if the next one
+/// may do the same.
 fn multiply(
     gpu: &Gpu,
     (memory, x): (HalfMemory<'_>, &HalfActs<'_>),

@@ -98,7 +98,7 @@ impl Division {
         }
     }
 
-    /// Whole tiles of dense products that so many processors run at once.
+    /// A block for each tile of dense products, if `n_free` processors can run all of them at once.
     pub(super) fn beside(tile: Tile, works: &[Work<'_>], n_free: usize) -> Option<Division> {
         let n_tiles: usize = works.iter().map(|work| tile.n_tiles(work)).sum();
         (n_tiles * tile.cluster <= n_free).then(|| Division {

@@ -33,14 +33,14 @@ layout!(HalfProduct {
     mode
 });
 
-/// What may precede the end of the launch before (`Start` in `kernels/gemm/half.h`).
+/// How a launch overlaps with the one before it (`Start` in `kernels/gemm/half.h`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
-    /// Nothing.
+    /// It waits for the end of that launch.
     After,
-    /// Reading the tiles of experts.
+    /// It reads the tiles of experts before.
     Early,
-    /// Everything.
+    /// It runs at the same time.
     Beside,
 }
 
