@@ -12,6 +12,8 @@ DEV float at_most(float x, float limit) { return x > limit ? limit : x; }
 DEV float clamped(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
 
 DEV float silu(float x) { return x / (1.0f + exp_of(-x)); }
+// The same in few instructions, with an error of about |x| units in the last place.
+DEV float silu_fast(float x) { return x * inverse_fast(1.0f + exp2_fast(x * -1.44269502f)); }
 // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), which loses no precision where tanh is close to -1.
 DEV float gelu_tanh(float x) { return x / (1.0f + exp_of(x * fma(x * x, GELU_CUBIC, GELU_FACTOR))); }
 

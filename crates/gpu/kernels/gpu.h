@@ -479,6 +479,18 @@ DEV float exp2_fast(float x) {
     return x < -126.0f ? 0.0f : __builtin_exp2f(x);
 #endif
 }
+// 1 / x with an error of about one unit in the last place; 0 above 2^126.
+DEV float inverse_fast(float x) {
+#if defined(GPU_AMD)
+    return __builtin_amdgcn_rcpf(x);
+#elif defined(GPU_NV)
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return 1.0f / x;
+#endif
+}
 // log2(x) of a normal positive number.
 DEV float log2_fast(float x) {
 #if defined(GPU_AMD)

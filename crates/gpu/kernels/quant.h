@@ -1039,6 +1039,11 @@ template <typename T> struct Block<T, Planes> {
         return block;
     }
 
+    // Moves to the same row of a matrix with the same shape.
+    template <u32 K = 0> DEV_MEMBER void move(u64 bytes) {
+        if constexpr (K < T::N_PLANES) plane[K] += bytes, move<K + 1>(bytes);
+    }
+
     // Where the planes end.
     DEV_MEMBER static u8* end(const Weights& w) { return end_from<0>(w, planes_of(w)); }
     template <u32 K> DEV_MEMBER static u8* end_from(const Weights& w, u8* data) {

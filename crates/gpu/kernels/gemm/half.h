@@ -17,7 +17,7 @@
 // before the second ones, many of which are empty: in turn, some blocks would get only empty ones.
 //
 // Shared memory: SLOTS * PER_SLOT * ROWS * 128 bytes for x; for each round, 10 to 20 KB of quantized weights, or 32 KB of others;
-// 80 bytes for each of a wave's places.
+// 96 bytes for each of a wave's places.
 #pragma once
 #include "gemm/chunks.h"
 #include "gemm/half_tile.h"
@@ -75,13 +75,16 @@ struct HalfParams {
     u32 start;
     // log2 of the tiles of outputs that a block of octet.h takes: they count as one.
     u32 out_shift;
-    // Unused ones begin after the last tile. All have the same n_in.
+    // Unused ones begin after the last tile. All have the same n_in. Of a gated product, the second one is up, has the shape of the
+    // first one, and begins there, too; neither has a bias or scales.
     HalfProduct products[FEW];
     FIELDS(x, factors, x_sums, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles,
            n_whole, n_blocks, n_stacked, start, out_shift, products)
 };
 
-template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
+// GATED: the products are gate and up, and the output is silu(gate) * up. A thread then has an output of each in place of two. A
+// kernel of its own, since others would get slower by its instructions alone.
+template <typename F, u32 N, u32 SLOTS, u32 DEPTH, bool GATED = false> struct Half {
     static constexpr u32 CLUSTER = N > 128 ? 2 : 1;
     static constexpr u32 GROUPS = 2, ROWS = N, OUTS = 64 * GROUPS * CLUSTER, THREADS = 128 * GROUPS, ELEMENTS = N / 2;
     // Steps of x in a slot of the ring: of few rows both of a chunk, because waiting costs more than multiplying.
@@ -121,6 +124,12 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         u32 first, n, octet;
     };
 
+    // What weights or sums are multiplied with; of gate and up, a number for each.
+    struct Factors {
+        static constexpr u32 N_SIDES = GATED ? 2 : 1;
+        float of[N_SIDES];
+    };
+
     const HalfParams& p;
     Slots ring;
     Coming coming;
@@ -149,16 +158,19 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
 
     // The first output of a thread.
     DEV_MEMBER static u32 first_out(u32 out_tile) {
-        return out_tile * OUTS + Slots::rank() * (OUTS / CLUSTER) + wave() * 16 + lane() / 4;
+        const u32 of_wave = out_tile * OUTS + Slots::rank() * (OUTS / CLUSTER) + wave() * 16;
+        return of_wave / (GATED ? 2 : 1) + lane() / 4;
     }
     DEV_MEMBER static u32 cluster() { return bid_x() / CLUSTER; }
 
-    // A tile's product with its matrix, the first of its outputs' tiles, its rows, and the factor on its sums.
+    // A tile's product with its matrix, the first of its outputs' tiles, its rows, the factor on its sums, and the bytes from gate
+    // to up.
     struct alignas(16) Place {
         HalfProduct product;
         u32 out_tile;
         Rows rows;
         float scale;
+        u64 to_up;
     };
     // Of experts with quantized weights, each wave keeps those of its segment and of the next one in shared memory. Others are found
     // again, so that they take no registers before; the memory of two blocks with F16 or BF16 weights leaves no room.
@@ -189,10 +201,16 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
             product.out = moved(product.out, e.expert * p.out_skip);
             const float scale = product.scales ? product.scales[e.expert] : 1.0f;
             const Rows rows = {e.first_row + first, min_of(N, e.n_rows - first), first_octet(e, at) + first / 8};
-            return {product, in_product, rows, scale};
+            return {product, in_product, rows, scale, to_up(product, e.expert)};
         }
         const u32 row_tile = in_product % p.n_row_tiles, first = row_tile * N;
-        return {product, in_product / p.n_row_tiles, {first, min_of(N, p.n_rows - first), row_tile * (N / 8)}, 1.0f};
+        const Rows rows = {first, min_of(N, p.n_rows - first), row_tile * (N / 8)};
+        return {product, in_product / p.n_row_tiles, rows, 1.0f, to_up(product, 0)};
+    }
+    DEV_MEMBER u64 to_up(const HalfProduct& gate, u32 expert) const {
+        if constexpr (!GATED) return 0;
+        const HalfProduct& up = p.products[1];
+        return (u64)(p.tiles ? matrix_of(expert, up.w.data, p.expert_bytes, p.n_stacked, up.shared) : up.w.data) - (u64)gate.w.data;
     }
 
     // Begins the copies of a segment's weights: those of the first rounds.
@@ -204,7 +222,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         last_round = s.end;
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
-            rows[i] = Block<F, Planes>::of(w, min_of(first_out(at.out_tile) + 8 * i, w.n_out - 1));
+            rows[i] = Block<F, Planes>::of(w, min_of(first_out(at.out_tile) + (GATED ? 0 : 8 * i), w.n_out - 1));
+        if constexpr (GATED) rows[1].move(at.to_up);
 #pragma unroll
         for (u32 d = 0; d + 1 < DEPTH; d++) begin(s.first + d, d);
     }
@@ -224,7 +243,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     }
 
     // acc = the product of a segment whose weights and rows are on their way, of M rows.
-    template <u32 M> DEV_MEMBER void multiply(const Rows& x, const Segment& s, float up) {
+    template <u32 M> DEV_MEMBER void multiply(const Rows& x, const Segment& s, const Factors& up) {
         // Slots that the first wave still fills.
         u32 n_fills = STEPS / PER_SLOT * (s.end - s.first);
         n_fills = uniform(wave()) == 0 && n_fills > FILLED ? n_fills - FILLED : 0;
@@ -248,7 +267,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
                     F raw[2];
                     coming.take(raw, rows, place, chunk, n_th);
 #pragma unroll
-                    for (u32 i = 0; i < 2; i++) weights[i] = {raw[i], place_in_block<F>(chunk), up};
+                    for (u32 i = 0; i < 2; i++) weights[i] = {raw[i], place_in_block<F>(chunk), up.of[GATED ? i : 0]};
                 }
                 if (step % X_PARTS<F> == 0) {
 #pragma unroll
@@ -342,13 +361,13 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
     DEV_MEMBER static u32 row_of(u32 e) { return lane() % 4 * 2 + e / 4 * 8 + e % 2; }
     DEV_MEMBER static u32 out_of(u32 e) { return e / 2 % 2 * 8; }
 
-    DEV_MEMBER void store(const Place& at, float down) {
+    DEV_MEMBER void store(const Place& at, const Factors& down) {
         const HalfProduct& product = at.product;
         const u32 own_out = first_out(at.out_tile);
         float bias[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
-            bias[i] = product.bias && own_out + 8 * i < product.w.n_out ? product.bias[own_out + 8 * i] : 0.0f;
+            bias[i] = !GATED && product.bias && own_out + 8 * i < product.w.n_out ? product.bias[own_out + 8 * i] : 0.0f;
         const u32 n_out = product.w.n_out, last_row = at.rows.n - 1, stride = p.tiles ? p.out_stride : n_out;
         float* const out = product.out + (u64)at.rows.first * stride;
         const float* factors = p.factors + at.rows.first;
@@ -358,37 +377,46 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         for (u32 first = 0; first < ELEMENTS; first += BATCH) {
 #pragma unroll
             for (u32 e = first; e < first + BATCH; e++)
-                acc[e] = fma(acc[e] * down, factors[min_of(row_of(e), last_row)], bias[e / 2 % 2]);
-            if (product.mode & ADD) {
+                acc[e] = fma(acc[e] * down.of[GATED ? e / 2 % 2 : 0], factors[min_of(row_of(e), last_row)], bias[e / 2 % 2]);
+            if (!GATED && product.mode & ADD) {
 #pragma unroll
                 for (u32 e = first; e < first + BATCH; e++)
                     acc[e] += out[(u64)min_of(row_of(e), last_row) * stride + min_of(own_out + out_of(e), n_out - 1)];
+            }
+            if constexpr (GATED) {
+#pragma unroll
+                for (u32 e = first; e < first + BATCH; e++)
+                    if (out_of(e) == 0) acc[e] = silu_fast(acc[e]) * acc[e + 2];
             }
 #pragma unroll
             for (u32 some = first; some < first + BATCH; some += AT_ONCE) {
                 if (some / 4 * 8 > last_row) return;
 #pragma unroll
                 for (u32 e = some; e < some + AT_ONCE; e++)
-                    if (row_of(e) <= last_row && own_out + out_of(e) < n_out)
+                    if (row_of(e) <= last_row && own_out + out_of(e) < n_out && !(GATED && out_of(e) > 0))
                         out[(u64)row_of(e) * stride + own_out + out_of(e)] = acc[e];
             }
         }
     }
 
-    // acc = the product of a segment, with weights times a power of two, which is returned.
-    DEV_MEMBER float multiply(const Segment& s) {
-        const Rows x = place(s).rows;
-        const float up = HalfWeights<F>::up(place(s).product.w);
-        if (MANY && p.tiles && x.n <= 32) multiply<32>(x, s, up);
-        else if (MANY && p.tiles && x.n <= 64) multiply<64>(x, s, up);
-        else multiply<N>(x, s, up);
-        return up;
+    // acc = the product of a segment, with weights times powers of two.
+    DEV_MEMBER void multiply(const Segment& s, Factors& up) {
+        const Place at = place(s);
+        Weights w = at.product.w;
+#pragma unroll
+        for (u32 i = 0; i < Factors::N_SIDES; i++, w.data += at.to_up) up.of[i] = HalfWeights<F>::up(w);
+        if (MANY && p.tiles && at.rows.n <= 32) multiply<32>(at.rows, s, up);
+        else if (MANY && p.tiles && at.rows.n <= 64) multiply<64>(at.rows, s, up);
+        else multiply<N>(at.rows, s, up);
     }
-    DEV_MEMBER void finish(const Segment& s, float up) {
+    DEV_MEMBER void finish(const Segment& s, const Factors& up) {
         const bool whole = s.first == 0 && s.end == n_rounds();
         if (!whole && !join_blocks(s)) return;
         const Place at = place(s);
-        store(at, HalfWeights<F>::down(up) * at.scale);
+        Factors down;
+#pragma unroll
+        for (u32 i = 0; i < Factors::N_SIDES; i++) down.of[i] = HalfWeights<F>::down(up.of[i]) * at.scale;
+        store(at, down);
     }
 
     // The next segment of this block: whole tiles, then those that blocks share. `s` is the one before; `tile` and `round`
@@ -426,7 +454,8 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH> struct Half {
         else see_what_was_written();
         start_rows(s);
         for (;;) {
-            const float up = multiply(s);
+            Factors up;
+            multiply(s, up);
             Segment after = s;
             const bool is_last = !next(after, tile, round, end, n_whole);
             // Its weights and rows come while the sums are stored.

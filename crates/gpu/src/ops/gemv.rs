@@ -46,8 +46,7 @@ pub(super) fn launch_gated(
     activation: Activation,
 ) -> Result<(), GpuError> {
     let mode = Mode::of_gate(activation);
-    let are_alike = gate.matrix.ty == up.matrix.ty && gate.matrix.order == up.matrix.order;
-    if are_alike {
+    if gate.is_like(up) {
         return launch(gpu, &[gate.with_up(up, mode)]);
     }
     launch(gpu, &[*gate])?;

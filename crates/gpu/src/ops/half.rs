@@ -33,7 +33,7 @@ use crate::gpu::Gpu;
 use crate::image::Image;
 use crate::kernel::{AnyKernel, Count, Kernel, KernelTable, Table, kernels, layout};
 use crate::memory::{Address, Slice};
-use crate::operands::{ActFormat, Acts};
+use crate::operands::{ActFormat, Activation, Acts};
 use crate::variant::Variant;
 
 /// Values of a row that a thread of `half_acts_*` converts: with eight for each row of an octet, 16.
@@ -92,7 +92,7 @@ const _: () = assert!(size_of::<HalfActsParams>() == 72);
 
 kernels! {
     /// The numbers are the rows of a tile; those of few rows have up to 32, of which the second and third multiply eight at
-    /// once. The third takes codes.
+    /// once. The third takes codes. Gated ones compute gate and up, in tiles of as many rows of weights.
     struct GemmHalfKernels {
         gemm_half_few: HalfParams,
         gemm_half_octet: HalfParams,
@@ -100,13 +100,16 @@ kernels! {
         gemm_half_64: HalfParams,
         gemm_half_128: HalfParams,
         gemm_half_256: HalfParams,
+        gemm_half_64_gated: HalfParams,
+        gemm_half_128_gated: HalfParams,
+        gemm_half_256_gated: HalfParams,
     }
 }
 
 /// The kernels of a format, and their tiles.
 pub(crate) struct GemmHalves {
     kernels: GemmHalfKernels,
-    /// In the order of the kernels.
+    /// In the order of the kernels, without the gated ones.
     tiles: OnceLock<[Tile; 6]>,
     is_built: OnceLock<bool>,
 }
@@ -174,7 +177,7 @@ impl GemmHalves {
             return Ok((kernel, tile, Division::whole(tile, works)));
         }
         let of = |(kernel, tile)| (kernel, tile, Division::new(gpu, tile, works));
-        let by_rows = self.of_many_rows(gpu)?.map(of);
+        let by_rows = self.of_many_rows(gpu, works)?.map(of);
         Ok(match works[0].experts {
             Some(experts) if experts.routing.has_up_to(SOME_ROWS) => by_rows[0],
             Some(_) => by_rows[1],
@@ -194,14 +197,23 @@ impl GemmHalves {
     }
 
     /// Returns the GEMM kernels for many rows, with their tiles.
-    fn of_many_rows(&self, gpu: &Gpu) -> Result<[(&Kernel<HalfParams>, Tile); 3], GpuError> {
+    fn of_many_rows(
+        &self,
+        gpu: &Gpu,
+        works: &[Work<'_>],
+    ) -> Result<[(&Kernel<HalfParams>, Tile); 3], GpuError> {
         let [.., some, many, most] = *self.tiles(gpu)?;
-        let kernels = &self.kernels;
-        Ok([
-            (&kernels.gemm_half_64, some),
-            (&kernels.gemm_half_128, many),
-            (&kernels.gemm_half_256, most),
-        ])
+        let all = &self.kernels;
+        let kernels = match works[0].up {
+            None => [&all.gemm_half_64, &all.gemm_half_128, &all.gemm_half_256],
+            Some(_) => [
+                &all.gemm_half_64_gated,
+                &all.gemm_half_128_gated,
+                &all.gemm_half_256_gated,
+            ],
+        };
+        let [of_some, of_many, of_most] = kernels;
+        Ok([(of_some, some), (of_many, many), (of_most, most)])
     }
 
     /// Chooses a kernel to run at the same time as the launch before, on the processors that it does not use. Returns `None` if
@@ -217,7 +229,7 @@ impl GemmHalves {
             return Ok(None);
         }
         let fitting = self
-            .of_many_rows(gpu)?
+            .of_many_rows(gpu, works)?
             .into_iter()
             .filter_map(|(kernel, tile)| {
                 Some((kernel, tile, Division::beside(tile, works, before.n_free)?))
@@ -329,11 +341,7 @@ pub(super) fn launch(
     works: &[Work<'_>],
 ) -> Result<(), GpuError> {
     let x = HalfActs::new(gpu, memory, works)?;
-    let made = made(gpu, &works[0].x, x.table(), x.is_few);
-    if !x.has_codes() && !memory.has(made) {
-        convert(gpu, &works[0], &x)?;
-        memory.remember(Some(made));
-    }
+    prepare(gpu, memory, &works[0], &x)?;
     // Launches may run at the same time if each product has an output of its own.
     let are_apart = works
         .iter()
@@ -345,6 +353,44 @@ pub(super) fn launch(
         let n = rest.iter().take(FEW).take_while(same).count();
         before = multiply(gpu, (memory, &x), &rest[..n], before)?.filter(|_| are_apart);
         rest = &rest[n..];
+    }
+    Ok(())
+}
+
+/// Computes gate and up together, and writes `activation(gate) * up` to the output of the gate. Returns false, and computes
+/// nothing, if there is no kernel for that.
+pub(super) fn launch_gated(
+    gpu: &Gpu,
+    pair: &[Work<'_>; 2],
+    activation: Activation,
+) -> Result<bool, GpuError> {
+    let [gate, up] = pair;
+    let is_plain = |work: &Work<'_>| work.bias.is_none() && work.scales.is_none();
+    let has_kernel =
+        activation == Activation::Silu && gate.is_like(up) && pair.iter().all(is_plain);
+    let Some(memory) = memory(gpu, pair).filter(|_| has_kernel) else {
+        return Ok(false);
+    };
+    let x = HalfActs::new(gpu, memory, pair)?;
+    if x.is_few || x.has_codes() {
+        return Ok(false);
+    }
+    prepare(gpu, memory, gate, &x)?;
+    multiply(gpu, (memory, &x), &[gate.with_up(up, Mode::GateSilu)], None)?;
+    Ok(true)
+}
+
+/// Converts the activations of products unless that was done.
+fn prepare(
+    gpu: &Gpu,
+    memory: HalfMemory<'_>,
+    work: &Work<'_>,
+    x: &HalfActs<'_>,
+) -> Result<(), GpuError> {
+    let made = made(gpu, &work.x, x.table(), x.is_few);
+    if !x.has_codes() && !memory.has(made) {
+        convert(gpu, work, x)?;
+        memory.remember(Some(made));
     }
     Ok(())
 }
@@ -517,6 +563,12 @@ fn multiply(
     for (to, work) in products.iter_mut().zip(works) {
         *to = product(work, n_tiles);
         n_tiles += tile.n_tiles(work);
+    }
+    if let Some(up) = works[0].of_up() {
+        products[1] = HalfProduct {
+            first_tile: u32::MAX,
+            ..product(&up, 0)
+        };
     }
     let counters = counter_bytes(gpu);
     let [expert_bytes, n_stacked] = works[0]

@@ -247,7 +247,12 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The gated product of this gate and an up of the same format and order of rows.
+    /// Whether both matrices have the same format and order of rows.
+    pub(super) fn is_like(&self, other: &Work<'_>) -> bool {
+        (self.matrix.ty, self.matrix.order) == (other.matrix.ty, other.matrix.order)
+    }
+
+    /// The gated product of this gate and an up like it.
     pub(super) fn with_up(&self, up: &Work<'a>, mode: Mode) -> Work<'a> {
         Work {
             up: Some(Up {
@@ -259,6 +264,18 @@ impl<'a> Work<'a> {
             mode,
             ..*self
         }
+    }
+
+    /// The product of up, if this is a gated product.
+    pub(super) fn of_up(&self) -> Option<Work<'a>> {
+        self.up.map(|up| Work {
+            matrix: up.matrix,
+            bias: up.bias,
+            scales: up.scales,
+            shared: up.shared,
+            up: None,
+            ..*self
+        })
     }
 
     /// Gate and up of a gated product.
@@ -429,13 +446,8 @@ impl Few {
         let mut all = [after; FEW];
         all[..products.len()].copy_from_slice(products);
         let (mut up_scales, mut up_shared) = (None, None);
-        if let Some(up) = first.up {
-            let work = Work {
-                matrix: up.matrix,
-                bias: up.bias,
-                ..*first
-            };
-            all[1] = RawProduct::new(&work, 0);
+        if let Some(up) = first.of_up() {
+            all[1] = RawProduct::new(&up, 0);
             (up_scales, up_shared) = (up.scales, up.shared);
         }
         let one = One::new(first, products[0], tiles);

@@ -107,8 +107,10 @@ pub fn gated_products_quantized(
         gated_products(gpu, x, gated, scratch)?;
         return quantize(gpu, gated.out, to);
     }
-    let sides = gate_and_up_gemm(gpu, &pair, scratch)?;
-    quantize_gated(gpu, gated.activation, sides, to)
+    match gate_and_up_gemm(gpu, &pair, gated.activation, scratch)? {
+        Some(sides) => quantize_gated(gpu, gated.activation, sides, to),
+        None => quantize(gpu, gated.out, to),
+    }
 }
 
 /// The products of each row with the matrix of its expert, `out` [n_tokens * n_used, n_out]. Unused rows keep their old
@@ -195,8 +197,10 @@ pub fn expert_gated_products_quantized(
     if let Some(rows) = HalfRows::of_experts(gpu, to, routing)
         && !is_gemv(gpu, &pair)
     {
-        let sides = gate_and_up_gemm(gpu, &pair, scratch)?;
-        return rows.gated(gpu, gated.activation, sides);
+        return match gate_and_up_gemm(gpu, &pair, gated.activation, scratch)? {
+            Some(sides) => rows.gated(gpu, gated.activation, sides),
+            None => rows.quantize(gpu, gated.out),
+        };
     }
     expert_gated_products(gpu, x, routing, gated, scratch)?;
     quantize_choices(gpu, gated.out, routing, to)
@@ -208,22 +212,28 @@ fn gated_gemm(
     activation: Activation,
     scratch: Slice<'_, f32>,
 ) -> Result<(), GpuError> {
-    let out = pair[0].out;
-    let [gate, up] = gate_and_up_gemm(gpu, pair, scratch)?;
-    gated_activation(gpu, activation, gate, up, out)
+    match gate_and_up_gemm(gpu, pair, activation, scratch)? {
+        Some([gate, up]) => gated_activation(gpu, activation, gate, up, pair[0].out),
+        None => Ok(()),
+    }
 }
 
-/// Computes gate and up, and returns them.
+/// Computes gate and up, and returns them; or `None` if the launch also wrote `activation(gate) * up` to their output.
 fn gate_and_up_gemm<'a>(
     gpu: &Gpu,
-    [gate, up]: &[Work<'a>; 2],
+    pair: &[Work<'a>; 2],
+    activation: Activation,
     scratch: Slice<'a, f32>,
-) -> Result<[Slice<'a, f32>; 2], GpuError> {
+) -> Result<Option<[Slice<'a, f32>; 2]>, GpuError> {
+    if half::launch_gated(gpu, pair, activation)? {
+        return Ok(None);
+    }
+    let [gate, up] = pair;
     let scratch = scratch.part(0..up.out.len());
     let up = Work {
         out: scratch,
         ..*up
     };
     gemm::launch_each(gpu, &[*gate, up])?;
-    Ok([gate.out, scratch])
+    Ok(Some([gate.out, scratch]))
 }

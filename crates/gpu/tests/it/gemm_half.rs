@@ -2,11 +2,12 @@
 //! to f16, or f32 ones that are sums of two.
 
 use rocmforge_gguf::GgmlType;
-use rocmforge_gpu::ops::{self, Product};
-use rocmforge_gpu::{ActsBuffer, Buffer, Gpu, OutMode, RowOrder};
+use rocmforge_gpu::ops::{self, Gated, Product};
+use rocmforge_gpu::{Activation, ActsBuffer, Buffer, Gpu, OutMode, RowOrder};
 use rocmforge_plan::{ActFormat, act_format};
 
 use crate::common;
+use crate::common::activations::{activated, of_up};
 use crate::common::any_order;
 use crate::common::formats::for_each_format;
 use crate::common::weights::{Fill, Packed, Random, blocks, values};
@@ -66,9 +67,13 @@ impl Activations {
         let x: Vec<f32> = (0..n_rows * width)
             .map(|i| size(i) * random.value())
             .collect();
+        Activations::of(gpu, ty, [n_rows, width], &x)
+    }
+
+    fn of(gpu: &Gpu, ty: GgmlType, [n_rows, width]: [usize; 2], x: &[f32]) -> Activations {
         let form = act_format(ty);
         let acts = ActsBuffer::new(gpu, form, n_rows, width).unwrap();
-        let values = gpu.upload(&x).unwrap();
+        let values = gpu.upload(x).unwrap();
         ops::quantize(gpu, values.as_slice(), &acts.rows(n_rows)).unwrap();
         if form == ActFormat::F32 {
             let exact = x.iter().map(|&x| f64::from(x)).collect();
@@ -256,6 +261,71 @@ fn tiles(ty: GgmlType, turn: usize) {
             let gpu = parsed.map_or_else(|| gpu.clone(), |variants| gpu.with_variants(variants));
             for &shape in common::every_second(shapes, turn) {
                 check(&gpu, ty, shape, n_outs, Fill::Random);
+            }
+        }
+    }
+}
+
+/// Gate and up are one launch, which writes their gated product: in every tile, with tiles at their edges and tiles that blocks share.
+#[test]
+fn gates_are_joined() {
+    const SHAPES: [(&str, [usize; 3]); 6] = [
+        ("splits=off", [70, 130, 256]),
+        ("splits=off", [129, 64, 512]),
+        ("tiles=wide", [264, 257, 256]),
+        ("tiles=wide,splits=on", [300, 20, 768]),
+        ("splits=on", [100, 66, 1536]),
+        ("splits=on", [256, 30, 1280]),
+    ];
+    let activation = Activation::Silu;
+    for ty in [GgmlType::Q4_K, GgmlType::F16] {
+        for gpu in gpus(ty) {
+            for (variants, [n_rows, n_out, n_in]) in SHAPES {
+                let gpu = &gpu.with_variants(variants.parse().unwrap());
+                let random = &mut Random((n_rows * n_in) as u64);
+                let x = random.values(n_rows * n_in);
+                let x = Activations::of(gpu, ty, [n_rows, n_in], &x);
+                // Scales of both matrices differ, so that each is multiplied with another power of two.
+                let sides = [Fill::Random, Fill::TinyScales]
+                    .map(|fill| Weights::new(gpu, ty, [n_out, n_in], fill, random));
+                let [out, scratch] = [(); 2].map(|()| gpu.alloc::<f32>(n_rows * n_out).unwrap());
+                let gated = Gated {
+                    matrices: [0, 1].map(|i| sides[i].packed.matrix()),
+                    biases: [None; 2],
+                    activation,
+                    out: out.as_slice(),
+                };
+                let acts = x.acts.rows(n_rows);
+                let run = || ops::gated_products(gpu, &acts, &gated, scratch.as_slice());
+                let kernels = common::kernels(gpu, run);
+                let others = kernels.iter().filter(|kernel| !kernel.contains("acts"));
+                let others: Vec<_> = others.collect();
+                assert!(
+                    others.len() == 1 && others[0].ends_with("_gated"),
+                    "{kernels:?}"
+                );
+                let found = any_order(|| {
+                    run().unwrap();
+                    gpu.read(out.as_slice::<f32>()).unwrap()
+                });
+                let [gate, up] = [0, 1].map(|i| product(&x.exact, &sides[i].exact, n_in));
+                let pairs = gate.0.iter().zip(&up.0);
+                let expected: Vec<f64> = pairs
+                    .map(|(&gate, &up)| activated(activation, gate) * of_up(activation, up))
+                    .collect();
+                // Products smaller than a tenth of their terms count as such.
+                let terms = gate.1.iter().zip(&up.1);
+                let terms: Vec<f64> = terms.map(|(gate, up)| 0.1 * gate * up).collect();
+                let name = common::name(gpu);
+                check_near(
+                    &format!("{name} {} {variants}", ty.name()),
+                    // The errors of both sides.
+                    3.0 * tolerance(ty),
+                    &found,
+                    &expected,
+                    [n_rows, n_out],
+                    &terms,
+                );
             }
         }
     }

@@ -13,13 +13,17 @@
 #else
 #define FEW_KERNEL(NAME) KERNEL_THAT_BEGINS(NAME, HalfParams, NAME##_loop::THREADS)
 #endif
-#define HALF(NAME, ...)                                                                                                \
+#define HALF_LOOP(NAME, ...)                                                                                           \
     using NAME##_loop = Half<Read, __VA_ARGS__>;                                                                       \
-    HALF_TILE(NAME)                                                                                                    \
     HALF_KERNEL(NAME) {                                                                                                \
         DYNAMIC_SHARED(u8, shared);                                                                                    \
         NAME##_loop(p, shared).run();                                                                                  \
     }
+// The kernel, and that of gated products, with tiles of as many rows of weights.
+#define HALF(NAME, ...)                                                                                                \
+    HALF_LOOP(NAME, __VA_ARGS__)                                                                                       \
+    HALF_LOOP(NAME##_gated, __VA_ARGS__, true)                                                                         \
+    HALF_TILE(NAME)
 
 using Read = HalfForm<FORMAT>::Read;
 // Parts of x, and rounds of weights that shared memory has room for.

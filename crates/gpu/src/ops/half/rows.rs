@@ -261,33 +261,27 @@ impl<'a> HalfRows<'a> {
         x: Slice<'_, f32>,
     ) -> Result<(), GpuError> {
         let routing = self.routing.as_ref().expect("the rows are of experts");
-        let tokens = routing.tokens.address();
-        let Some(shared) = self.octet_bytes() else {
-            return self.quantize_of(gpu, x, tokens);
-        };
-        let kernels = &gpu.kernels().half_rows;
-        let kernel = self.of_form(
-            &kernels.quantize_octets_q8x32,
-            &kernels.quantize_octets_q8x256,
-        );
-        let params = QuantizeHalfParams {
-            tokens,
-            ..self.params(gpu, [x.address(), Address::NULL])?
-        };
-        let grid = [self.half.n_octets, 1, 1];
-        gpu.launch(kernel, grid, OCTET_THREADS, shared, &params)?;
-        self.remember(gpu);
-        Ok(())
+        self.quantize_of(gpu, x, routing.tokens.address())
     }
 
     fn quantize_of(&self, gpu: &Gpu, x: Slice<'_, f32>, tokens: Address) -> Result<(), GpuError> {
         let kernels = &gpu.kernels().half_rows;
-        let kernel = self.of_form(&kernels.quantize_half_q8x32, &kernels.quantize_half_q8x256);
         let params = QuantizeHalfParams {
             tokens,
             ..self.params(gpu, [x.address(), Address::NULL])?
         };
-        self.launch(gpu, kernel, &params)
+        let Some(shared) = self.octet_bytes() else {
+            let kernel = self.of_form(&kernels.quantize_half_q8x32, &kernels.quantize_half_q8x256);
+            return self.launch(gpu, kernel, &params);
+        };
+        let kernel = self.of_form(
+            &kernels.quantize_octets_q8x32,
+            &kernels.quantize_octets_q8x256,
+        );
+        let grid = [self.half.n_octets, 1, 1];
+        gpu.launch(kernel, grid, OCTET_THREADS, shared, &params)?;
+        self.remember(gpu);
+        Ok(())
     }
 
     /// Converts `activation(gate) * up`.
