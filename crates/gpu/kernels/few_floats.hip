@@ -34,18 +34,30 @@ struct FewFloats {
         for (u32 o = 0; o < OUTS; o++) w[o] = Block<F32, Planes>::of(one.w, min_of(t.first_out + o, one.w.n_out - 1));
         // Sum s is of row s / OUTS and output s % OUTS.
         float acc[SUMS] = {};
+        struct Chunks {
+            F32 of[OUTS];
+        };
+        const auto load = [&](u32 k) {
+            Chunks chunks;
+#pragma unroll
+            for (u32 o = 0; o < OUTS; o++) chunks.of[o] = w[o].load(min_of(k / 4, n_chunks<F32>(n_in) - 1));
+            return chunks;
+        };
+        Chunks next = load(tid() * 4);
+        begin();
         for (u32 k = tid() * 4; k < n_in; k += THREADS * 4) {
+            const Chunks chunks = next;
             f32x4 of_x[ROWS];
 #pragma unroll
             for (u32 r = 0; r < ROWS; r++) of_x[r] = x[r].load(k);
+            next = load(k + THREADS * 4);
 #pragma unroll
-            for (u32 o = 0; o < OUTS; o++) {
-                const F32 of_w = w[o].load(k / 4);
+            for (u32 o = 0; o < OUTS; o++)
 #pragma unroll
                 for (u32 r = 0; r < ROWS; r++)
 #pragma unroll
-                    for (u32 j = 0; j < 4; j++) acc[r * OUTS + o] = fma(of_x[r][j], of_w.value(j), acc[r * OUTS + o]);
-            }
+                    for (u32 j = 0; j < 4; j++)
+                        acc[r * OUTS + o] = fma(of_x[r][j], chunks.of[o].value(j), acc[r * OUTS + o]);
         }
         halve<SUMS / 2, WARP_SIZE / 2>(acc);
 #pragma unroll
@@ -63,4 +75,4 @@ struct FewFloats {
     DEV_MEMBER float value(u32) const { return sum; }
 };
 
-KERNEL(few_floats, One, FewFloats::THREADS) { gemm<FewFloats, Store, Dense>(p); }
+KERNEL_THAT_BEGINS(few_floats, One, FewFloats::THREADS) { gemm<FewFloats, Store, Dense>(p); }

@@ -66,5 +66,8 @@ fn launch(gpu: &Gpu, work: &Work<'_>, forced: Option<MatmulTiles>) -> Result<(),
         params = params.rows_first();
         grid.swap(0, 1);
     }
-    gpu.launch_alone(chosen.kernel, grid, tile.threads, &params)
+    match chosen.is_short {
+        true => gpu.launch(chosen.kernel, grid, tile.threads, 0, &params),
+        false => gpu.launch_alone(chosen.kernel, grid, tile.threads, &params),
+    }
 }

@@ -234,6 +234,7 @@ impl Gemms {
             tile,
             order: BlockOrder::OutputsFirst,
             tiles: Some(routing.tiles[kind]),
+            is_short: false,
         })
     }
 
@@ -250,6 +251,8 @@ pub(super) struct Gemm<'k> {
     pub(super) order: BlockOrder,
     /// For experts: the tiles of rows that the kernel takes.
     pub(super) tiles: Option<Slice<'k, ExpertTile>>,
+    /// Whether it may start while the launch before runs.
+    pub(super) is_short: bool,
 }
 
 /// Returns the kernel for a job. `forced` tiles override the rules and tuned tiles of dense products.
@@ -270,6 +273,7 @@ pub(super) fn gemm<'k>(
             tile,
             order: BlockOrder::OutputsFirst,
             tiles: None,
+            is_short: true,
         });
     }
     let (mut tiles, mut order) = (forced, BlockOrder::OutputsFirst);
@@ -294,6 +298,7 @@ pub(super) fn gemm<'k>(
         tile,
         order,
         tiles: None,
+        is_short: false,
     })
 }
 
