@@ -479,7 +479,7 @@ DEV float exp2_fast(float x) {
     return x < -126.0f ? 0.0f : __builtin_exp2f(x);
 #endif
 }
-// 1 / x with an error of about one unit in the last place; 0 above 2^126.
+// 1 / x with an error of about one unit in the last place; above 2^126 it may be 0.
 DEV float inverse_fast(float x) {
 #if defined(GPU_AMD)
     return __builtin_amdgcn_rcpf(x);

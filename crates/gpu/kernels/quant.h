@@ -1039,9 +1039,9 @@ template <typename T> struct Block<T, Planes> {
         return block;
     }
 
-    // Moves to the same row of a matrix with the same shape.
+    // Moves to the same row of a matrix with the same shape, which is `bytes` further, modulo 2^64.
     template <u32 K = 0> DEV_MEMBER void move(u64 bytes) {
-        if constexpr (K < T::N_PLANES) plane[K] += bytes, move<K + 1>(bytes);
+        if constexpr (K < T::N_PLANES) plane[K] = (u8*)((u64)plane[K] + bytes), move<K + 1>(bytes);
     }
 
     // Where the planes end.

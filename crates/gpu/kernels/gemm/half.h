@@ -75,15 +75,15 @@ struct HalfParams {
     u32 start;
     // log2 of the tiles of outputs that a block of octet.h takes: they count as one.
     u32 out_shift;
-    // Unused ones begin after the last tile. All have the same n_in. Of a gated product, the second one is up, has the shape of the
-    // first one, and begins there, too; neither has a bias or scales.
+    // Unused ones begin after the last tile. All have the same n_in. Of a gated product, the second one is up: it has the shape of the
+    // first one, and is marked as unused. Neither has a bias or scales.
     HalfProduct products[FEW];
     FIELDS(x, factors, x_sums, parts, counters, tiles, expert_bytes, out_skip, out_stride, n_rows, n_octets, n_row_tiles, n_tiles,
            n_whole, n_blocks, n_stacked, start, out_shift, products)
 };
 
-// GATED: the products are gate and up, and the output is silu(gate) * up. A thread then has an output of each in place of two. A
-// kernel of its own, since others would get slower by its instructions alone.
+// GATED: the products are gate and up, and the output is silu(gate) * up. A thread has one output of each in place of two of one
+// matrix. These are separate kernels because their instructions alone would slow the others.
 template <typename F, u32 N, u32 SLOTS, u32 DEPTH, bool GATED = false> struct Half {
     static constexpr u32 CLUSTER = N > 128 ? 2 : 1;
     static constexpr u32 GROUPS = 2, ROWS = N, OUTS = 64 * GROUPS * CLUSTER, THREADS = 128 * GROUPS, ELEMENTS = N / 2;
@@ -124,7 +124,7 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH, bool GATED = false> struct Ha
         u32 first, n, octet;
     };
 
-    // What weights or sums are multiplied with; of gate and up, a number for each.
+    // The factor on weights or sums; gate and up have one each.
     struct Factors {
         static constexpr u32 N_SIDES = GATED ? 2 : 1;
         float of[N_SIDES];
@@ -209,8 +209,10 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH, bool GATED = false> struct Ha
     }
     DEV_MEMBER u64 to_up(const HalfProduct& gate, u32 expert) const {
         if constexpr (!GATED) return 0;
-        const HalfProduct& up = p.products[1];
-        return (u64)(p.tiles ? matrix_of(expert, up.w.data, p.expert_bytes, p.n_stacked, up.shared) : up.w.data) - (u64)gate.w.data;
+        const HalfProduct& other = p.products[1];
+        const u8* data = other.w.data;
+        if (p.tiles) data = matrix_of(expert, data, p.expert_bytes, p.n_stacked, other.shared);
+        return (u64)data - (u64)gate.w.data;
     }
 
     // Begins the copies of a segment's weights: those of the first rounds.
@@ -399,12 +401,12 @@ template <typename F, u32 N, u32 SLOTS, u32 DEPTH, bool GATED = false> struct Ha
         }
     }
 
-    // acc = the product of a segment, with weights times powers of two.
+    // acc = the product of a segment, with weights times powers of two, which `up` gets.
     DEV_MEMBER void multiply(const Segment& s, Factors& up) {
         const Place at = place(s);
         Weights w = at.product.w;
-#pragma unroll
-        for (u32 i = 0; i < Factors::N_SIDES; i++, w.data += at.to_up) up.of[i] = HalfWeights<F>::up(w);
+        up.of[0] = HalfWeights<F>::up(w);
+        if constexpr (GATED) w.data = (u8*)((u64)w.data + at.to_up), up.of[1] = HalfWeights<F>::up(w);
         if (MANY && p.tiles && at.rows.n <= 32) multiply<32>(at.rows, s, up);
         else if (MANY && p.tiles && at.rows.n <= 64) multiply<64>(at.rows, s, up);
         else multiply<N>(at.rows, s, up);

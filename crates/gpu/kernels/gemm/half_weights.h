@@ -65,7 +65,7 @@ template <typename F> struct Block<Floats<F>, Planes> {
     DEV_MEMBER static Block of(const Weights& w, u32 row) {
         return {Block<F, Planes>::of(w, row).plane[0], n_chunks<F>(w.n_in)};
     }
-    DEV_MEMBER void move(u64 bytes) { row += bytes; }
+    DEV_MEMBER void move(u64 bytes) { row = (const u8*)((u64)row + bytes); }
     // Past the end of a row any of its values, since activations there are zeros.
     template <u32 K> DEV_MEMBER const u8* field(u32 chunk) const {
         return row + min_of(chunk / 4 * 16 + 4 * K + chunk % 4, n_pieces - 1) * 16;

@@ -66,7 +66,7 @@ fn launch(gpu: &Gpu, work: &Work<'_>, forced: Option<MatmulTiles>) -> Result<(),
         params = params.rows_first();
         grid.swap(0, 1);
     }
-    match chosen.is_short {
+    match chosen.overlaps {
         true => gpu.launch(chosen.kernel, grid, tile.threads, 0, &params),
         false => gpu.launch_alone(chosen.kernel, grid, tile.threads, &params),
     }

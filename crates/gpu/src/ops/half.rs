@@ -92,7 +92,7 @@ const _: () = assert!(size_of::<HalfActsParams>() == 72);
 
 kernels! {
     /// The numbers are the rows of a tile; those of few rows have up to 32, of which the second and third multiply eight at
-    /// once. The third takes codes. Gated ones compute gate and up, in tiles of as many rows of weights.
+    /// once. The third takes codes. Half of the rows of weights in a gated tile are of gate, half of up.
     struct GemmHalfKernels {
         gemm_half_few: HalfParams,
         gemm_half_octet: HalfParams,
@@ -366,9 +366,10 @@ pub(super) fn launch_gated(
 ) -> Result<bool, GpuError> {
     let [gate, up] = pair;
     let is_plain = |work: &Work<'_>| work.bias.is_none() && work.scales.is_none();
-    let has_kernel =
-        activation == Activation::Silu && gate.is_like(up) && pair.iter().all(is_plain);
-    let Some(memory) = memory(gpu, pair).filter(|_| has_kernel) else {
+    if activation != Activation::Silu || !gate.is_like(up) || !pair.iter().all(is_plain) {
+        return Ok(false);
+    }
+    let Some(memory) = memory(gpu, pair) else {
         return Ok(false);
     };
     let x = HalfActs::new(gpu, memory, pair)?;
@@ -376,7 +377,12 @@ pub(super) fn launch_gated(
         return Ok(false);
     }
     prepare(gpu, memory, gate, &x)?;
-    multiply(gpu, (memory, &x), &[gate.with_up(up, Mode::GateSilu)], None)?;
+    multiply(
+        gpu,
+        (memory, &x),
+        &[gate.with_up(up, Mode::of_gate(activation))],
+        None,
+    )?;
     Ok(true)
 }
 
@@ -565,6 +571,7 @@ fn multiply(
         n_tiles += tile.n_tiles(work);
     }
     if let Some(up) = works[0].of_up() {
+        assert_eq!(works.len(), 1, "a gated product is alone");
         products[1] = HalfProduct {
             first_tile: u32::MAX,
             ..product(&up, 0)

@@ -247,9 +247,20 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Whether both matrices have the same format and order of rows.
+    /// Whether both matrices have the same format and order of rows, and those of experts lie alike.
     pub(super) fn is_like(&self, other: &Work<'_>) -> bool {
-        (self.matrix.ty, self.matrix.order) == (other.matrix.ty, other.matrix.order)
+        let kind = |work: &Work<'_>| {
+            let stack = work
+                .experts
+                .map(|experts| [experts.n_bytes, experts.n_stacked]);
+            (
+                work.matrix.ty,
+                work.matrix.order,
+                stack,
+                work.shared.is_some(),
+            )
+        };
+        kind(self) == kind(other)
     }
 
     /// The gated product of this gate and an up like it.

@@ -157,8 +157,8 @@ fn launch_sorted(gpu: &Gpu, work: Work<'_>) -> Result<(), GpuError> {
     }
 }
 
-/// Computes both products and the gate: by GEMV in one launch if both matrices have the same format and order of rows, else in
-/// two launches. `scratch` has room for a second output.
+/// Computes both products and the gate: in one launch by GEMV, or by a GEMM with f16 activations, if both matrices have the same
+/// format and order of rows; else in several launches. `scratch` has room for a second output.
 ///
 /// # Errors
 /// As [`products`].
@@ -225,11 +225,11 @@ fn gate_and_up_gemm<'a>(
     activation: Activation,
     scratch: Slice<'a, f32>,
 ) -> Result<Option<[Slice<'a, f32>; 2]>, GpuError> {
+    let [gate, up] = pair;
+    let scratch = scratch.part(0..up.out.len());
     if half::launch_gated(gpu, pair, activation)? {
         return Ok(None);
     }
-    let [gate, up] = pair;
-    let scratch = scratch.part(0..up.out.len());
     let up = Work {
         out: scratch,
         ..*up

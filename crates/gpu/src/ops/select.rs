@@ -234,7 +234,7 @@ impl Gemms {
             tile,
             order: BlockOrder::OutputsFirst,
             tiles: Some(routing.tiles[kind]),
-            is_short: false,
+            overlaps: false,
         })
     }
 
@@ -252,7 +252,7 @@ pub(super) struct Gemm<'k> {
     /// For experts: the tiles of rows that the kernel takes.
     pub(super) tiles: Option<Slice<'k, ExpertTile>>,
     /// Whether it may start while the launch before runs.
-    pub(super) is_short: bool,
+    pub(super) overlaps: bool,
 }
 
 /// Returns the kernel for a job. `forced` tiles override the rules and tuned tiles of dense products.
@@ -273,7 +273,7 @@ pub(super) fn gemm<'k>(
             tile,
             order: BlockOrder::OutputsFirst,
             tiles: None,
-            is_short: true,
+            overlaps: true,
         });
     }
     let (mut tiles, mut order) = (forced, BlockOrder::OutputsFirst);
@@ -298,7 +298,7 @@ pub(super) fn gemm<'k>(
         tile,
         order,
         tiles: None,
-        is_short: false,
+        overlaps: false,
     })
 }
 

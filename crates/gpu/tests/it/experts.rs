@@ -839,8 +839,14 @@ fn gate_and_up_are_converted() {
         for gpu in common::gpus_of(ty).filter(has_kernels) {
             // Of few rows, of many, of codes, and of a GEMV.
             let loads = [HALF_LOADS[0], HALF_LOADS[1], load_of_codes(ty)];
-            let loads = loads.into_iter().map(|(shape, kind, _)| (shape, kind));
-            for (shape, kind) in loads.chain([([2, 5, 2], Logits::Random)]) {
+            let loads = loads.map(|(shape, kind, _)| (shape, kind, Activation::Silu));
+            // And of many with a gate that no GEMM computes.
+            let (shape, kind, _) = HALF_LOADS[1];
+            let others = [
+                ([2, 5, 2], Logits::Random, Activation::Silu),
+                (shape, kind, Activation::GeluTanh),
+            ];
+            for (shape, kind, activation) in loads.into_iter().chain(others) {
                 let random = &mut Random(11);
                 let mut step = Step::new(shape, kind, random);
                 *step.seq_of_row.last_mut().unwrap() = NONE;
@@ -866,7 +872,7 @@ fn gate_and_up_are_converted() {
                     let result = gpu.upload(&vec![0.0f32; n_rows * 19]).unwrap();
                     let gated = ExpertGated {
                         sides: [gate.product_of_rows(), up.product_of_rows()],
-                        activation: Activation::Silu,
+                        activation,
                         out: out.as_slice(),
                     };
                     let beside = beside.as_slice();

@@ -1,6 +1,8 @@
 //! GEMM with weights and activations as f16 numbers, against sums in f64 of the same weights and activations: int8 ones rounded
 //! to f16, or f32 ones that are sums of two.
 
+use std::collections::BTreeSet;
+
 use rocmforge_gguf::GgmlType;
 use rocmforge_gpu::ops::{self, Gated, Product};
 use rocmforge_gpu::{Activation, ActsBuffer, Buffer, Gpu, OutMode, RowOrder};
@@ -269,25 +271,33 @@ fn tiles(ty: GgmlType, turn: usize) {
 /// Gate and up are one launch, which writes their gated product: in every tile, with tiles at their edges and tiles that blocks share.
 #[test]
 fn gates_are_joined() {
-    const SHAPES: [(&str, [usize; 3]); 6] = [
+    const SHAPES: [(&str, [usize; 3]); 9] = [
+        ("splits=off", [40, 66, 512]),
+        ("splits=on", [60, 66, 1024]),
         ("splits=off", [70, 130, 256]),
         ("splits=off", [129, 64, 512]),
         ("tiles=wide", [264, 257, 256]),
         ("tiles=wide,splits=on", [300, 20, 768]),
+        ("tiles=wide,splits=on", [200, 20, 1024]),
         ("splits=on", [100, 66, 1536]),
         ("splits=on", [256, 30, 1280]),
     ];
     let activation = Activation::Silu;
-    for ty in [GgmlType::Q4_K, GgmlType::F16] {
+    for ty in [GgmlType::Q4_K, GgmlType::F16, GgmlType::BF16] {
         for gpu in gpus(ty) {
-            for (variants, [n_rows, n_out, n_in]) in SHAPES {
+            let mut launched = BTreeSet::new();
+            for (i, (variants, [n_rows, n_out, n_in])) in SHAPES.into_iter().enumerate() {
                 let gpu = &gpu.with_variants(variants.parse().unwrap());
                 let random = &mut Random((n_rows * n_in) as u64);
                 let x = random.values(n_rows * n_in);
                 let x = Activations::of(gpu, ty, [n_rows, n_in], &x);
                 // Scales of both matrices differ, so that each is multiplied with another power of two.
-                let sides = [Fill::Random, Fill::TinyScales]
+                let mut sides = [Fill::Random, Fill::TinyScales]
                     .map(|fill| Weights::new(gpu, ty, [n_out, n_in], fill, random));
+                // Up lies behind gate, or before it.
+                if i % 2 == 1 {
+                    sides.reverse();
+                }
                 let [out, scratch] = [(); 2].map(|()| gpu.alloc::<f32>(n_rows * n_out).unwrap());
                 let gated = Gated {
                     matrices: [0, 1].map(|i| sides[i].packed.matrix()),
@@ -299,11 +309,9 @@ fn gates_are_joined() {
                 let run = || ops::gated_products(gpu, &acts, &gated, scratch.as_slice());
                 let kernels = common::kernels(gpu, run);
                 let others = kernels.iter().filter(|kernel| !kernel.contains("acts"));
-                let others: Vec<_> = others.collect();
-                assert!(
-                    others.len() == 1 && others[0].ends_with("_gated"),
-                    "{kernels:?}"
-                );
+                let others: Vec<_> = others.copied().collect();
+                assert_eq!(others.len(), 1, "{kernels:?}");
+                launched.insert(others[0]);
                 let found = any_order(|| {
                     run().unwrap();
                     gpu.read(out.as_slice::<f32>()).unwrap()
@@ -313,7 +321,7 @@ fn gates_are_joined() {
                 let expected: Vec<f64> = pairs
                     .map(|(&gate, &up)| activated(activation, gate) * of_up(activation, up))
                     .collect();
-                // Products smaller than a tenth of their terms count as such.
+                // Each side counts as at least a tenth of its terms; `check_near` has the other tenth.
                 let terms = gate.1.iter().zip(&up.1);
                 let terms: Vec<f64> = terms.map(|(gate, up)| 0.1 * gate * up).collect();
                 let name = common::name(gpu);
@@ -327,6 +335,12 @@ fn gates_are_joined() {
                     &terms,
                 );
             }
+            let all = [
+                "gemm_half_128_gated",
+                "gemm_half_256_gated",
+                "gemm_half_64_gated",
+            ];
+            assert!(launched.iter().eq(&all), "{launched:?}");
         }
     }
 }

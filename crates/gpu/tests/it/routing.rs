@@ -196,7 +196,9 @@ fn gathers_and_combines_rows() {
         .enumerate()
         {
             let random = &mut Random(i as u64);
-            let mut step = Step::new([7, 5, 3], Logits::Crowd, random);
+            // Ten choices are more than `combine_norm` reads early.
+            let shape = [[7, 5, 3], [7, 12, 10]][i % 2];
+            let mut step = Step::new(shape, Logits::Crowd, random);
             step.seq_of_row[2] = NONE;
             let choices = step.choices();
             let (n_tokens, max_rows) = (step.n_tokens(), step.n_tokens() * step.n_used);

@@ -19,7 +19,7 @@
         DYNAMIC_SHARED(u8, shared);                                                                                    \
         NAME##_loop(p, shared).run();                                                                                  \
     }
-// The kernel, and that of gated products, with tiles of as many rows of weights.
+// The kernel, and that of gated products. Half of the rows of weights in their tiles are of gate, half of up.
 #define HALF(NAME, ...)                                                                                                \
     HALF_LOOP(NAME, __VA_ARGS__)                                                                                       \
     HALF_LOOP(NAME##_gated, __VA_ARGS__, true)                                                                         \

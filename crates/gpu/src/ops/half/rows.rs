@@ -1,7 +1,7 @@
 //! Quantization that also writes what GEMM takes: f16 activations, with the bits that a launch of `half_acts_*` would give them
 //! (`kernels/hopper/half_rows.hip`). Of many rows, two launches take less time, since the second one starts while the first
-//! runs; but not of tokens for their experts, where each row would be converted for each of these, nor after gate and up, where
-//! they would be three with the gate's (H200).
+//! runs; but not of tokens for their experts, where each row would be converted for each of these, nor after gate and up in a launch
+//! of their own, where they would be three with the gate's (H200).
 
 use super::super::elementwise::parameters_of;
 use super::super::norm::{ActsOut, BLOCK_THREADS, NormParams, OCTET, acts_out, aligned};

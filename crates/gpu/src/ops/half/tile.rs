@@ -136,7 +136,7 @@ impl Tile {
             Some(_) => 1,
             None => work.x.n_rows.div_ceil(self.rows),
         };
-        // One of gate and up has as many rows of weights, for half of the outputs.
+        // Half of a gated tile's rows of weights are of gate, half of up.
         let outs = self.outs >> u32::from(work.up.is_some());
         work.matrix.n_out.div_ceil(outs) * n_row_tiles
     }
