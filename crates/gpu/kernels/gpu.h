@@ -481,9 +481,7 @@ DEV float exp2_fast(float x) {
 }
 // 1 / x with an error of about one unit in the last place; above 2^126 it may be 0.
 DEV float inverse_fast(float x) {
-#if defined(GPU_AMD)
-    return __builtin_amdgcn_rcpf(x);
-#elif defined(GPU_NV)
+#if defined(GPU_NV)
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;

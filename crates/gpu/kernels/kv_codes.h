@@ -161,8 +161,7 @@ DEV u32 pack_bytes(u32 a, u32 b, u32 c, u32 d) {
 DEV float inverse_of(float x) {
 #if defined(GPU_NV)
     // As rcp.rn.f32 for such numbers, without its branch for others.
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    const float r = inverse_fast(x);
     return fma(r, fma(-x, r, 1.0f), r);
 #else
     return 1.0f / x;
